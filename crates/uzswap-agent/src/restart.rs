@@ -13,6 +13,7 @@
 
 use crate::signals::{KernelAction, ours};
 use libc::c_long;
+use uzswap_calls::stop::WaitedCall;
 use uzswap_calls::{Patcher, raw};
 use uzswap_sys::fault_signals::Stopped;
 
@@ -50,15 +51,15 @@ const ENDED: [c_long; 26] = [
     libc::SYS_getrandom,
 ];
 
-/// Sets where the thread goes on, last thing in our handler.
-pub fn go_on(thread: &mut Stopped) {
+/// Sets where the thread goes on, last thing in our handler. `waited` is the call in which it was
+/// before it was asked to stop.
+pub fn go_on(thread: &mut Stopped, waited: Option<WaitedCall>) {
     const EINTR: i64 = -(libc::EINTR as i64);
     if thread.result == EINTR {
         // A file is closed even so.
-        let call = Patcher::call_before(thread.instruction);
-        let call = call.filter(|(_, number)| i64::from(*number) != libc::SYS_close);
-        if let Some((start, _)) = call.filter(|_| waiting(thread.blocked).is_none()) {
-            thread.instruction = start;
+        let call = interrupted(thread, waited).filter(|(_, number)| *number != libc::SYS_close);
+        if let Some((start, number)) = call.filter(|_| waiting(thread.blocked).is_none()) {
+            (thread.instruction, thread.result) = (start, number);
         }
     } else if thread.behind == thread.instruction.wrapping_add(SYSCALL)
         && ENDED.contains(&thread.result)
@@ -66,6 +67,20 @@ pub fn go_on(thread: &mut Stopped) {
     {
         (thread.instruction, thread.result) = (thread.behind, EINTR);
     }
+}
+
+/// The start and the number of the call that was answered `EINTR`. From 2.41 on the C library makes
+/// all calls that may wait by one `syscall`, whose number is in a register that the answer is in
+/// now. The kernel told it before. It is the same call if the stack, the place and all arguments
+/// are the same.
+fn interrupted(thread: &Stopped, waited: Option<WaitedCall>) -> Option<(usize, i64)> {
+    let known = Patcher::call_before(thread.instruction);
+    let is_same = |call: &WaitedCall| {
+        (call.stack, call.behind) == (thread.stack, thread.instruction)
+            && call.arguments == thread.arguments
+    };
+    let told = waited.filter(is_same).map(|call| (call.behind - SYSCALL, call.number));
+    known.map(|(start, number)| (start, i64::from(number))).or(told)
 }
 
 /// How the first signal is handled that waits for a thread, by the handler's flags; `None` if there

@@ -43,12 +43,12 @@ fn stay(thread: &mut Stopped) -> bool {
         return true;
     }
     stacks::prepare(&thread.signal_stack);
-    stop::stay(thread.stack);
+    let waited = stop::stay(thread.stack);
     if stage::is_taken_over() {
         // From now on its own stack for signals may leave.
         stacks::arm_in_handler(&mut thread.signal_stack);
     }
-    restart::go_on(thread);
+    restart::go_on(thread, waited);
     true
 }
 
@@ -105,7 +105,8 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
-        let stopped = stop::others(libc::SIGBUS, &ours, all, |stopped| {
+        let call = |thread| looker::apart(|| stop::waited_call(thread));
+        let stopped = stop::others(libc::SIGBUS, &ours, all, call, |stopped| {
             let agent = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files))?;
             begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
             // SAFETY: all other threads stand still, but for ours, which make no calls that

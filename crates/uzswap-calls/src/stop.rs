@@ -11,6 +11,7 @@
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::thread::futex;
+use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -43,9 +44,50 @@ pub struct Staying {
     pub block: usize,
 }
 
+/// The call in which a thread waited when it was asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitedCall {
+    /// Its number.
+    pub number: i64,
+    /// Its six arguments.
+    pub arguments: [u64; 6],
+    /// The stack pointer of the thread.
+    pub stack: usize,
+    /// The address behind the call.
+    pub behind: usize,
+}
+
+impl WaitedCall {
+    /// Parses `/proc/PID/syscall`; `None` if the thread was in no call.
+    fn parse(text: &str) -> Option<Self> {
+        let (number, rest) = text.split_once(' ')?;
+        let number = number.parse().ok().filter(|number| *number >= 0)?;
+        let mut words = rest.split_whitespace().map(|word| {
+            word.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok())
+        });
+        let mut arguments = [0; 6];
+        for argument in &mut arguments {
+            *argument = words.next()??;
+        }
+        let (stack, behind) = (words.next()?? as usize, words.next()?? as usize);
+        Some(Self { number, arguments, stack, behind })
+    }
+}
+
+/// The call in which a thread of this process waits now.
+pub fn waited_call(thread: i32) -> Option<WaitedCall> {
+    let path = format!("/proc/self/task/{thread}/syscall");
+    let file = fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0; 256];
+    let bytes = rustix::io::read(&file, &mut text).ok()?;
+    WaitedCall::parse(str::from_utf8(&text[..bytes]).ok()?)
+}
+
 /// On the stack of the thread, which stays there until the turn is over.
 struct Node {
     staying: Staying,
+    /// Written by the thread that stops the others, before it ends the turn.
+    call: Cell<Option<WaitedCall>>,
     /// The previous one; 0: none.
     before: u64,
 }
@@ -55,21 +97,23 @@ const fn turn_of(word: u64) -> u32 {
 }
 
 /// The signal's handler calls this, if the signal has [`VALUE`], with the thread's stack pointer.
-/// It waits until the turn is over. Allocates nothing. The signal may come late, when it is no
-/// longer needed.
-pub fn stay(stack: usize) {
+/// It waits until the turn is over. Returns the call in which the thread waited, if that is known.
+/// Allocates nothing. The signal may come late, when it is no longer needed.
+pub fn stay(stack: usize) -> Option<WaitedCall> {
     let turn = turn_of(STAYING.load(SeqCst));
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
     // SAFETY: takes nothing.
     let block = unsafe { libc::pthread_self() } as usize;
-    let mut node = Node { staying: Staying { thread, stack, block }, before: 0 };
+    let staying = Staying { thread, stack, block };
+    let mut node = Node { staying, call: Cell::new(None), before: 0 };
     if turn.is_multiple_of(2) || !arrive(turn, &mut node) {
-        return;
+        return None;
     }
     while TURN.load(SeqCst) == turn {
         // Interrupted, or the turn is over: it checks again.
         let _ = futex::wait(&TURN, futex::Flags::PRIVATE, turn, None);
     }
+    node.call.get()
 }
 
 /// Adds a thread to the list of a turn; `false` if the turn is over, or if the address does not
@@ -99,33 +143,45 @@ fn next_turn() -> u32 {
     turn
 }
 
+/// The nodes of the turn that the caller has begun, and ends after it has dropped this.
+fn nodes<'a>() -> impl Iterator<Item = &'a Node> {
+    let mut at = STAYING.load(SeqCst) & ((1 << ADDRESS_BITS) - 1);
+    std::iter::from_fn(move || {
+        // SAFETY: `arrive` put it there in this turn, and its thread does not leave it, or look at
+        // it, before the turn ends; only the caller ends the turn.
+        let node = (at != 0).then(|| unsafe { &*(at as *const Node) })?;
+        at = node.before;
+        Some(node)
+    })
+}
+
 /// The stopped threads of the turn that the caller has begun.
 fn staying() -> Vec<Staying> {
-    let mut all = Vec::new();
-    let mut at = STAYING.load(SeqCst) & ((1 << ADDRESS_BITS) - 1);
-    while at != 0 {
-        // SAFETY: `arrive` put it there in this turn, and its thread does not leave it before the
-        // turn ends; only the caller ends the turn.
-        let node = unsafe { &*(at as *const Node) };
-        all.push(node.staying);
-        at = node.before;
-    }
-    all
+    nodes().map(|node| node.staying).collect()
+}
+
+/// A thread that was asked to stop.
+struct Asked {
+    thread: i32,
+    when: Instant,
+    call: Option<WaitedCall>,
 }
 
 /// Does `work` while all other threads, except those in `spared`, are in [`stay`]; `None` if they
-/// could not be stopped in time. `list` lists all, as [`threads`] does. `work` takes no lock and
-/// allocates no memory that they may have. One thread at a time.
+/// could not be stopped in time. `list` lists all, as [`threads`] does, and `call` tells the call
+/// of one, as [`waited_call`] does. `work` takes no lock and allocates no memory that they may
+/// have. One thread at a time.
 pub fn others<R>(
     signal: i32,
     spared: &[i32],
     list: impl Fn() -> io::Result<Vec<i32>>,
+    call: impl Fn(i32) -> Option<WaitedCall>,
     work: impl FnOnce(&[Staying]) -> R,
 ) -> Option<R> {
     let me = rustix::thread::gettid().as_raw_nonzero().get();
     let deadline = Instant::now() + PATIENCE;
     next_turn();
-    let mut asked: Vec<(i32, Instant)> = Vec::new();
+    let mut asked: Vec<Asked> = Vec::new();
     let stopped = loop {
         // In this order: a thread that exists now and is not stopped could make new threads.
         let staying = staying();
@@ -143,16 +199,23 @@ pub fn others<R>(
             break None;
         }
         for thread in missing.into_iter().flatten() {
-            let before = asked.iter_mut().find(|(asked, _)| *asked == thread);
+            let before = asked.iter().position(|asked| asked.thread == thread);
+            if before.is_some_and(|at| now.duration_since(asked[at].when) < AGAIN) {
+                continue;
+            }
+            let this = Asked { thread, when: now, call: call(thread) };
             match before {
-                Some((_, when)) if now.duration_since(*when) < AGAIN => continue,
-                Some((_, when)) => *when = now,
-                None => asked.push((thread, now)),
+                Some(at) => asked[at] = this,
+                None => asked.push(this),
             }
             ask(thread, signal);
         }
         std::thread::sleep(Duration::from_micros(50));
     };
+    for node in nodes() {
+        let asked = asked.iter().find(|asked| asked.thread == node.staying.thread);
+        node.call.set(asked.and_then(|asked| asked.call));
+    }
     let result = stopped.map(|staying| work(&staying));
     next_turn();
     // There is no error that a valid address could meet.
@@ -245,7 +308,10 @@ mod tests {
     /// Only this test of this program stops threads.
     #[test]
     fn who_comes_late_for_one_turn_is_not_on_the_list_of_the_next() {
-        let of = |thread| Node { staying: Staying { thread, stack: 1, block: 2 }, before: 7 };
+        let of = |thread| {
+            let staying = Staying { thread, stack: 1, block: 2 };
+            Node { staying, call: Cell::new(None), before: 7 }
+        };
         let (mut late, mut first, mut second) = (of(1), of(2), of(3));
         let missed = next_turn();
         assert_eq!((missed % 2, next_turn()), (1, missed + 1));
@@ -260,6 +326,22 @@ mod tests {
         assert!(!arrive(turn, &mut late));
         assert_eq!(staying(), []);
         // No turn asks threads to stop now.
-        stay(1);
+        assert_eq!(stay(1), None);
+    }
+
+    #[test]
+    fn the_call_of_a_thread_is_read_as_the_kernel_writes_it() {
+        let text = "34 0x1 0x0 0x3 0x4 0x5 0xffffffffffffffff 0x7ffe1d269064 0x7fbcff5281dc\n";
+        let arguments = [1, 0, 3, 4, 5, u64::MAX];
+        let call = WaitedCall {
+            number: libc::SYS_pause,
+            arguments,
+            stack: 0x7ffe_1d26_9064,
+            behind: 0x7fbc_ff52_81dc,
+        };
+        assert_eq!(WaitedCall::parse(text), Some(call));
+        for none in ["running\n", "-1 0x7ffe 0x7fbc\n", "34 0x1\n", ""] {
+            assert_eq!(WaitedCall::parse(none), None, "{none}");
+        }
     }
 }

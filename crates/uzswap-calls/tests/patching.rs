@@ -55,7 +55,7 @@ fn on_call(call: &mut Call) -> Outcome {
 
 extern "C" fn met(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     if signal == libc::SIGUSR1 {
-        stop::stay(0);
+        _ = stop::stay(0);
         return;
     }
     // SAFETY: the argument of a handler of SIGILL.
@@ -121,7 +121,10 @@ fn calls_answer_what_they_did_while_they_are_replaced() {
         let patched = loop {
             tries += 1;
             // SAFETY: all others stand still.
-            let done = stop::others(libc::SIGUSR1, &[], stop::threads, |_| unsafe { work.apply() });
+            let done =
+                stop::others(libc::SIGUSR1, &[], stop::threads, stop::waited_call, |_| unsafe {
+                    work.apply()
+                });
             if let Some(patched) = done {
                 break patched;
             }

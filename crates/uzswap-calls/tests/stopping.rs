@@ -16,7 +16,7 @@ const SIGNAL: i32 = libc::SIGUSR1;
 static ROUNDS: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn met(_: i32) {
-    stop::stay(0);
+    _ = stop::stay(0);
 }
 
 /// Sets the most descriptors; returns the value before.
@@ -34,7 +34,7 @@ fn limit(descriptors: u64) -> u64 {
 
 /// True if another thread does anything while all others are stopped; `None` if they were not.
 fn runs_while_stopped() -> Option<bool> {
-    stop::others(SIGNAL, &[], stop::threads, |staying| {
+    stop::others(SIGNAL, &[], stop::threads, stop::waited_call, |staying| {
         let before = ROUNDS.load(Relaxed);
         std::thread::sleep(Duration::from_millis(20));
         assert!(staying.len() >= 2, "the test's main thread, and the one that counts");
@@ -62,7 +62,7 @@ fn all_threads_stand_still_or_nothing_is_done() {
         let first = runs_while_stopped();
         // No descriptor is left to list the threads.
         let before = limit(0);
-        let without_list = stop::others(SIGNAL, &[], stop::threads, |_| ());
+        let without_list = stop::others(SIGNAL, &[], stop::threads, stop::waited_call, |_| ());
         limit(before);
         let second = runs_while_stopped();
         done.store(true, Relaxed);

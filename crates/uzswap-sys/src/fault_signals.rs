@@ -64,6 +64,8 @@ pub struct Stopped {
     /// The address behind the last system call, if the thread was in one (the processor keeps it
     /// there).
     pub behind: usize,
+    /// The registers that have the arguments of a system call, which leaves them as they are.
+    pub arguments: [u64; 6],
     /// Signals that it blocks, from 1 on.
     pub blocked: u64,
     /// The stack for signals that the kernel will know of it when it goes on.
@@ -432,12 +434,13 @@ unsafe fn go_on_elsewhere(
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: a set begins with the kernel's, of eight bytes.
     let blocked = unsafe { *(&raw const context.uc_sigmask).cast::<u64>() };
-    let Registers { instruction, stack, result, behind } = processor::registers(context);
+    let Registers { instruction, stack, result, behind, arguments } = processor::registers(context);
     let mut stopped = Stopped {
         instruction,
         stack,
         result,
         behind,
+        arguments,
         blocked,
         signal_stack: context.uc_stack,
         value,

@@ -40,6 +40,8 @@ pub(crate) struct Registers {
     pub(crate) result: i64,
     /// The address behind the last system call, where the processor keeps it; otherwise 0.
     pub(crate) behind: usize,
+    /// Where a system call has its arguments.
+    pub(crate) arguments: [u64; 6],
 }
 
 #[cfg(test)]

@@ -42,6 +42,7 @@ const GROW: &str = r#"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 enum { PIECES = 1600, BYTES = 65536 };
 static void grow(void) {
@@ -76,16 +77,19 @@ fn a_program_whose_first_thread_has_ended_is_taken_over() {
     check_compiled(&[GROW, FIRST_ENDED].concat());
 }
 
-/// Calls without memory that the kernel does not restart after a signal.
+/// Calls without memory that the kernel does not restart after a signal. One has its number in the
+/// code, and one in a register, as all that wait have from glibc 2.41 on.
 const WAITING: &str = r#"
-static volatile int has_rung, is_done;
+static volatile int is_done;
+static __thread volatile int has_rung;
 static void ring(int number) { has_rung = 1; }
-static void *wait_for_a_signal(void *none) {
+static void *wait_for_a_signal(void *is_by_number) {
     for (int i = 0; i < 2; i++) {
-        if (pause() != -1 || errno != EINTR || !has_rung) _exit(3);
+        long answer = is_by_number ? syscall(SYS_pause) : pause();
+        if (answer != -1 || errno != EINTR || !has_rung) _exit(is_by_number ? 7 : 3);
         has_rung = 0;
     }
-    return none;
+    return NULL;
 }
 static void *allocate(void *none) {
     int file = memfd_create("file", 0);
@@ -96,17 +100,20 @@ static void *allocate(void *none) {
     return none;
 }
 int main(void) {
-    pthread_t pausing, allocating;
+    pthread_t pausing, by_number, allocating;
     signal(SIGUSR1, ring);
     pthread_create(&pausing, NULL, wait_for_a_signal, NULL);
+    pthread_create(&by_number, NULL, wait_for_a_signal, ring);
     pthread_create(&allocating, NULL, allocate, NULL);
     grow();
     for (int i = 0; i < 2; i++) {
         pthread_kill(pausing, SIGUSR1);
+        pthread_kill(by_number, SIGUSR1);
         usleep(200000);
     }
     is_done = 1;
     pthread_join(pausing, NULL);
+    pthread_join(by_number, NULL);
     pthread_join(allocating, NULL);
     return 0;
 }

@@ -121,6 +121,7 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
         stack: registers.sp as usize,
         result: registers.regs[0] as i64,
         behind: 0,
+        arguments: std::array::from_fn(|at| registers.regs[at]),
     }
 }
 

@@ -1,7 +1,9 @@
 //! x86-64.
 
 use super::{Cause, Registers};
-use libc::{REG_ERR, REG_RAX, REG_RCX, REG_RIP, REG_RSP};
+use libc::{
+    REG_ERR, REG_R8, REG_R9, REG_R10, REG_RAX, REG_RCX, REG_RDI, REG_RDX, REG_RIP, REG_RSI, REG_RSP,
+};
 #[cfg(not(miri))]
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::arch::{asm, naked_asm};
@@ -79,7 +81,9 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
     let registers = &context.uc_mcontext.gregs;
     let [instruction, stack, behind] =
         [REG_RIP, REG_RSP, REG_RCX].map(|register| registers[register as usize] as usize);
-    Registers { instruction, stack, result: registers[REG_RAX as usize], behind }
+    let arguments = [REG_RDI, REG_RSI, REG_RDX, REG_R10, REG_R8, REG_R9]
+        .map(|register| registers[register as usize] as u64);
+    Registers { instruction, stack, result: registers[REG_RAX as usize], behind, arguments }
 }
 
 /// Sets the instruction and the result: there the thread goes on after the handler.
