@@ -52,6 +52,11 @@ fn stay(thread: &mut Stopped) -> bool {
     true
 }
 
+/// The call in which a thread waits, read without a descriptor among the program's.
+fn waited_call(thread: i32) -> Option<stop::WaitedCall> {
+    looker::apart(|| stop::waited_call(thread))
+}
+
 /// Why the program cannot be taken over, as far as that shows before anything is changed. `thread`
 /// is one with the program's descriptors.
 fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
@@ -105,8 +110,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
-        let call = |thread| looker::apart(|| stop::waited_call(thread));
-        let stopped = stop::others(libc::SIGBUS, &ours, all, call, |stopped| {
+        let stopped = stop::others(libc::SIGBUS, &ours, all, waited_call, |stopped| {
             let agent = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files))?;
             begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
             // SAFETY: all other threads stand still, but for ours, which make no calls that
