@@ -129,18 +129,21 @@ impl Membership {
         std::thread::spawn(move || {
             loop {
                 let told = match wire.receive() {
-                    Ok(tell) => Event::Told(tell),
+                    Ok(tell) => vec![Event::Told(tell)],
                     Err(_) => match come_back(pid) {
-                        Some((fresh, sender)) => {
+                        Some((Rejoined { wire: fresh, early, .. }, sender)) => {
                             wire = fresh;
-                            Event::CameBack(sender)
+                            let early = early.into_iter().map(Event::Told);
+                            [Event::CameBack(sender)].into_iter().chain(early).collect()
                         }
-                        None => Event::Gone,
+                        None => vec![Event::Gone],
                     },
                 };
-                let is_last = matches!(told, Event::Told(Tell::Left { .. }) | Event::Gone);
-                if events.send(told).is_err() || is_last {
-                    return;
+                for told in told {
+                    let is_last = matches!(told, Event::Told(Tell::Left { .. }) | Event::Gone);
+                    if events.send(told).is_err() || is_last {
+                        return;
+                    }
                 }
             }
         });
@@ -192,18 +195,38 @@ fn cannot_start(error: io::Error) -> Failure {
     Failure::new(format!("cannot start the keeper: {error}"))
 }
 
+/// The answer of a keeper to [`Ask::Rejoin`].
+struct Rejoined {
+    wire: Wire,
+    is_noted: bool,
+    /// Said to all members before the answer.
+    early: Vec<Tell>,
+}
+
+fn rejoin(stream: UnixStream, pid: i32) -> io::Result<Rejoined> {
+    let mut wire = Wire::new(stream);
+    wire.send(&Ask::Rejoin(pid))?;
+    let mut early = Vec::new();
+    loop {
+        let is_noted = match wire.receive()? {
+            Tell::Noted => true,
+            Tell::Lost(_) | Tell::Left { is_over: true, .. } => false,
+            other => {
+                early.push(other);
+                continue;
+            }
+        };
+        return Ok(Rejoined { wire, is_noted, early });
+    }
+}
+
 /// A wire to a keeper that has taken over, and another handle of it; `None`: there is none.
-fn come_back(pid: i32) -> Option<(Wire, Wire)> {
+fn come_back(pid: i32) -> Option<(Rejoined, Wire)> {
     let mut attended = Instant::now();
     while attended.elapsed() < ABANDONED {
-        let joined = UnixStream::connect(folder::socket()).and_then(|stream| {
-            let mut wire = Wire::new(stream);
-            wire.send(&Ask::Rejoin(pid))?;
-            Ok((wire.receive::<Tell>()?, wire))
-        });
-        match joined {
-            Ok((Tell::Noted, wire)) => return wire.sender().ok().map(|sender| (wire, sender)),
-            Ok(_) => return None,
+        match UnixStream::connect(folder::socket()).and_then(|stream| rejoin(stream, pid)) {
+            Ok(back) if !back.is_noted => return None,
+            Ok(back) => return back.wire.sender().ok().map(|sender| (back, sender)),
             Err(_) => std::thread::sleep(PAUSE),
         }
         // Keeper and daemon start each other, which takes long where they get little of a CPU.
@@ -212,4 +235,36 @@ fn come_back(pid: i32) -> Option<(Wire, Wire)> {
         }
     }
     None
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_awaited_behind_all_that_is_told_to_everybody() {
+        let answers = [
+            (Tell::Noted, true),
+            (Tell::Lost("unknown".into()), false),
+            (Tell::Left { is_over: true, troubles: Vec::new() }, false),
+        ];
+        for (answer, is_noted) in answers {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let mut keeper = Wire::new(theirs);
+            for tell in [Tell::Full(true), Tell::Replaced(7), answer] {
+                keeper.send(&tell).unwrap();
+            }
+            let back = rejoin(ours, 5).unwrap();
+            let early: Vec<_> = back.early.iter().map(|tell| format!("{tell:?}")).collect();
+            assert_eq!(
+                (back.is_noted, early),
+                (is_noted, vec!["Full(true)".into(), "Replaced(7)".into()])
+            );
+            assert!(matches!(keeper.receive(), Ok(Ask::Rejoin(5))));
+        }
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        Wire::new(theirs).send(&Tell::Full(true)).unwrap();
+        assert!(rejoin(ours, 5).is_err(), "a keeper that ends before it answers is asked again");
+    }
 }
