@@ -24,6 +24,14 @@ pub fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
     Err(Failure::new(format!("{script}: {last}")))
 }
 
+/// Installs Debian's packages, unless this shell command succeeds.
+pub fn require(is_there: &str, names: &[&str]) -> Result<(), Failure> {
+    match shell(is_there, Path::new("/")) {
+        Ok(()) => Ok(()),
+        Err(_) => packages(names),
+    }
+}
+
 /// Installs Debian's packages.
 pub fn packages(names: &[&str]) -> Result<(), Failure> {
     let names = names.join(" ");

@@ -3,7 +3,7 @@
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
-use crate::install::{packages, shell};
+use crate::install::require;
 use crate::machine::Changes;
 use crate::peer::{FOLDER, Measured, Peer, Room};
 use crate::report::{Section, Table};
@@ -105,9 +105,7 @@ pub fn run(bench: &Bench, arguments: &ProgramsArguments) -> Result<Section, Fail
         return Err(Failure::new(format!("--only names no program; there are {names}")));
     }
     for program in &programs {
-        if shell(program.is_there, Path::new("/")).is_err() {
-            packages(program.packages)?;
-        }
+        require(program.is_there, program.packages)?;
     }
     let folder = Path::new(FOLDER).join("programs");
     make_input(&folder)?;

@@ -7,7 +7,7 @@
 
 use crate::bench::Bench;
 use crate::error::{Context, Failure};
-use crate::install::{packages, shell};
+use crate::install::require;
 use crate::peer::FOLDER;
 use crate::report::{Section, Table};
 use clap::Args;
@@ -15,7 +15,6 @@ use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -23,6 +22,7 @@ use uzswap_engine::compress::{Codecs, prepare_thread};
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Mapped;
 use uzswap_sys::process;
+use uzswap_sys::process_pages::ProcessPages;
 
 /// Arguments of `sharing`.
 #[derive(Debug, Args)]
@@ -87,14 +87,6 @@ const LOOK: Duration = Duration::from_millis(400);
 /// Their memory is read once it is larger than when it was last read by this part.
 const GROWTH: u64 = 16;
 
-/// Bits of an entry of /proc/PID/pagemap: the frame; the page is of a file; it is in memory.
-const FRAME: u64 = (1 << 55) - 1;
-const OF_FILE: u64 = 1 << 61;
-const PRESENT: u64 = 1 << 63;
-
-/// Pages read at a time.
-const CHUNK_PAGES: usize = 512;
-
 /// Bytes of compressed pages at one moment.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Shared {
@@ -118,9 +110,7 @@ pub fn run(bench: &Bench, arguments: &SharingArguments) -> Result<Section, Failu
     let few = bench.pick(1, WORKLOADS.len(), WORKLOADS.len());
     for workload in WORKLOADS[..few].iter().filter(|_| arguments.command.is_empty()) {
         bench.label(workload.name);
-        if shell(workload.is_there, Path::new("/")).is_err() {
-            packages(workload.packages)?;
-        }
+        require(workload.is_there, workload.packages)?;
         let script = ["sh", "-c", workload.script].map(str::to_owned);
         measured.push((workload.name.to_owned(), measure(bench, &script)?));
     }
@@ -229,37 +219,17 @@ impl PageSizer {
 
     fn add(&mut self, pid: i32) -> std::io::Result<()> {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-        let memory = File::open(format!("/proc/{pid}/mem"))?;
-        let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        let open = |name| File::open(format!("/proc/{pid}/{name}"));
+        let there = ProcessPages { memory: open("mem")?, pagemap: open("pagemap")? };
         let mut own = HashSet::new();
         self.shared.processes += 1;
-        for range in maps.lines().filter_map(Mapped::parse).filter(Mapped::is_heap) {
-            let (start, end) = (range.range.start as u64, range.range.end as u64);
-            for chunk in (start..end).step_by(CHUNK_PAGES * PAGE_BYTES) {
-                self.add_chunk((&memory, &pagemap), chunk, end, &mut own)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn add_chunk(
-        &mut self,
-        (memory, pagemap): (&File, &File),
-        chunk: u64,
-        end: u64,
-        own: &mut HashSet<u64>,
-    ) -> std::io::Result<()> {
-        let pages = ((end - chunk) / PAGE_BYTES as u64).min(CHUNK_PAGES as u64) as usize;
-        let mut states = [0; CHUNK_PAGES * 8];
-        let states = &mut states[..pages * 8];
-        pagemap.read_exact_at(states, chunk / PAGE_BYTES as u64 * 8)?;
-        let mut page = [0; PAGE_BYTES];
-        for (address, state) in (chunk..).step_by(PAGE_BYTES).zip(states.as_chunks().0) {
-            let state = u64::from_le_bytes(*state);
-            if state & PRESENT != 0 && state & OF_FILE == 0 {
-                memory.read_exact_at(&mut page, address)?;
-                self.add_page(&page, state & FRAME, own);
-            }
+        for mapped in maps.lines().filter_map(Mapped::parse).filter(Mapped::is_heap) {
+            there.read(mapped.range, |state, page| {
+                if state.is_present() && !state.is_of_file() {
+                    self.add_page(page, state.frame(), &mut own);
+                }
+                Ok(())
+            })?;
         }
         Ok(())
     }

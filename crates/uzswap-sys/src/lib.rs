@@ -22,6 +22,7 @@ pub mod pid_namespace;
 pub mod pressure;
 pub mod proc_mem;
 pub mod process;
+pub mod process_pages;
 pub mod processor;
 pub mod secret;
 pub mod shared;
