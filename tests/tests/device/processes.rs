@@ -212,6 +212,40 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
     machine.assert_as_before();
 }
 
+/// Joins the keeper as a run does, and leaves.
+fn take_part_and_leave() {
+    let ask = format!(
+        "{{\"Join\":{{\"run\":{{\"pid\":{},\"command\":\"x\",\"memory\":1}},\"options\":null}}}}\n",
+        std::process::id()
+    );
+    let mut stream = std::os::unix::net::UnixStream::connect(format!("{FOLDER}/socket")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(ask.as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().starts_with("{\"Joined\""));
+    stream.write_all(b"\"Leave\"\n").unwrap();
+    while !lines.next().unwrap().unwrap().contains("Left") {}
+}
+
+/// It read a file that the daemon serves. Then it could not be stopped either, and the machine
+/// could not sleep.
+#[test]
+fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
+    let Some(machine) = Machine::take() else { return };
+    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
+    let run = Run::start(&options, &["sleep", "600"]);
+    run.wait_until_running();
+    let daemon = process_of("daemon");
+    kill(daemon, libc::SIGSTOP).unwrap();
+    // It has asked meanwhile.
+    std::thread::sleep(Duration::from_secs(1));
+    take_part_and_leave();
+    kill(daemon, libc::SIGCONT).unwrap();
+    run.signal(libc::SIGTERM);
+    run.finish().assert_code(128 + libc::SIGTERM);
+    machine.assert_as_before();
+}
+
 #[test]
 fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     let Some(machine) = Machine::take() else { return };
@@ -220,19 +254,8 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     run.wait_until_running();
     run.signal(libc::SIGSTOP);
     // So many that the messages about them fill its socket.
-    let ask = format!(
-        "{{\"Join\":{{\"run\":{{\"pid\":{},\"command\":\"x\",\"memory\":1}},\"options\":null}}}}\n",
-        std::process::id()
-    );
     for _ in 0..600 {
-        let mut stream =
-            std::os::unix::net::UnixStream::connect(format!("{FOLDER}/socket")).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.write_all(ask.as_bytes()).unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        assert!(lines.next().unwrap().unwrap().starts_with("{\"Joined\""));
-        stream.write_all(b"\"Leave\"\n").unwrap();
-        while !lines.next().unwrap().unwrap().contains("Left") {}
+        take_part_and_leave();
     }
     if state().unwrap()["outlives_daemon"] == true {
         let daemon = process_of("daemon");

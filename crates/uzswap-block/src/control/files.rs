@@ -4,6 +4,7 @@ use super::{
     ALL, CPUS, FAILURE, FAULT_TIMES, Inode, MEMORY, MEMORY_FAILURE, REMOTE_TIMES, SECTIONS, TABLE,
     WRITEBACK, runs, show_states, statistics,
 };
+use crate::room::Room;
 use crate::swapped::Swapped;
 use crate::traffic::Traffic;
 use fuser::{Errno, FileAttr, FileType, INodeNo};
@@ -78,14 +79,9 @@ pub const FIGURES: [Figure; 12] = [
     Figure {
         name: "room_size",
         doc: "Bytes that could still be stored in pool and backing, whatever they are: with a part of both left out, which fragmentation may take.",
-        value: Files::room,
+        value: |files| Room::of(&files.cache, &files.traffic).bytes,
     },
 ];
-
-/// Parts of pool and backing that are not counted as room.
-const POOL_RESERVE_DIVISOR: u64 = 32;
-const BACKING_RESERVE_DIVISOR: u64 = 16;
-const BACKING_RESERVE_BYTES: u64 = 1 << 20;
 
 /// The content of the files, made anew for each read, and the changes that a write makes.
 pub struct Files {
@@ -162,17 +158,6 @@ impl Files {
         let in_use = self.swapped.in_use();
         let alive = in_use.used / PAGE_BYTES as u64 + in_use.areas;
         self.engine("stored_pages").saturating_sub(alive)
-    }
-
-    fn room(&self) -> u64 {
-        let left = |all: u64, used: u64, divisor: u64| (all - all / divisor).saturating_sub(used);
-        let backing = match self.engine("writeback_stopped") {
-            0 => self.engine("backing_total_size"),
-            _ => 0,
-        };
-        left(self.engine("pool_limit"), self.engine("pool_total_size"), POOL_RESERVE_DIVISOR)
-            + left(backing, self.engine("backing_live_size"), BACKING_RESERVE_DIVISOR)
-                .saturating_sub(BACKING_RESERVE_BYTES)
     }
 
     fn all(&self) -> String {

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uzswap_block::control::Control;
-use uzswap_block::{BackingFile, KeptServer, TransportKind};
+use uzswap_block::{BackingFile, KeptServer, Room, TransportKind};
 use uzswap_block::{CacheDisk, Disk, Maintainer, MemoryDisk, Swapped, Traffic, Transport};
 use uzswap_block::{open_backing_file, start_transport};
 use uzswap_engine::backing::Backing;
@@ -113,6 +113,10 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
             (Some(Act::Settle), Ok(Order::Settle(devices)), Ok(service)) => {
                 swapped.set(devices);
                 service.transport.release_unused();
+            }
+            (Some(Act::TellRoom), _, Ok(service)) => {
+                let room = Room::of(&service.cache, &service.traffic);
+                let _ = wire.send(&DaemonReport::Room(room));
             }
             (Some(Act::Become), Ok(Order::Become(program)), _) => {
                 start.devices = Some(swapped.devices());
@@ -222,6 +226,8 @@ struct Service {
     transport: Box<dyn Transport>,
     _maintainer: Maintainer,
     _control: Option<Control>,
+    cache: Arc<Cache>,
+    traffic: Arc<Traffic>,
     _store: Option<StoreKeeper>,
 }
 
@@ -270,7 +276,8 @@ impl Service {
         let transport = transport(options, &served, &traffic, server, before)?;
         let added = cache.add_cpu_state(transport.cpu_state());
         added.map_err(|error| Failure::new(error.to_string()))?;
-        Ok(Self { transport, _maintainer: maintainer, _control: control, _store: store })
+        let (_maintainer, _control, _store) = (maintainer, control, store);
+        Ok(Self { transport, _maintainer, _control, cache, traffic, _store })
     }
 }
 

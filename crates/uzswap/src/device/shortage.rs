@@ -12,12 +12,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
-use uzswap_block::control::STATISTICS_FOLDER;
+use uzswap_block::Room;
 use uzswap_sys::cpu::MemoryInfo;
 use uzswap_sys::{pressure, process};
 
@@ -97,17 +96,13 @@ impl Shortage {
         Ok(Self { shared, refused: 0, refused_at: began, told: 0 })
     }
 
-    /// Called by the keeper whenever it has looked at the cache, of which the control files are at
-    /// `mount`; processes ended since the last time.
-    pub fn looked(&mut self, is_full: bool, mount: &Path) -> u64 {
+    /// Called by the keeper whenever the daemon has said how much more the cache can take; the
+    /// number of processes ended since the last time.
+    pub fn looked(&mut self, is_full: bool, room: Room) -> u64 {
         let now = Instant::now();
         if now - self.refused_at > REFUSED_PAUSE {
-            let text =
-                std::fs::read_to_string(mount.join(STATISTICS_FOLDER).join("request_errors"));
-            let refused = text.ok().and_then(|text| text.trim().parse().ok());
-            let refused = refused.unwrap_or(self.refused);
-            self.shared.refuses.store(is_full || refused > self.refused, Relaxed);
-            (self.refused, self.refused_at) = (refused, now);
+            self.shared.refuses.store(is_full || room.errors > self.refused, Relaxed);
+            (self.refused, self.refused_at) = (room.errors, now);
         }
         let looked = now.duration_since(self.shared.began).as_millis() as u64;
         self.shared.looked.store(looked, Relaxed);

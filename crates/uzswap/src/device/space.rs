@@ -12,11 +12,8 @@
 //! swap space full and acts on that. It would repeat writes that are refused.
 
 use crate::device::slots::Holder;
-use std::fs;
 use std::ops::Range;
-use std::path::Path;
 use std::time::{Duration, Instant};
-use uzswap_block::control::STATISTICS_FOLDER;
 use uzswap_sys::swap::Area;
 
 /// The first area, at least; and as a share of all that there may be.
@@ -57,13 +54,6 @@ pub enum Full {
     Yes,
     /// It can again.
     No,
-}
-
-/// Bytes that could still be stored, as the cache says.
-pub fn room(mount: &Path) -> u64 {
-    let text = fs::read_to_string(mount.join(STATISTICS_FOLDER).join("room_size"));
-    // Unknown, nothing is held back.
-    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
 /// The first part of a disk of `size` bytes beside those that are taken: `bytes`, or less where no

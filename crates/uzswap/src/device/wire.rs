@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
-use uzswap_block::Offer;
+use uzswap_block::{Offer, Room};
 
 /// The requests of `run` to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
@@ -105,6 +105,8 @@ pub enum Order {
     Attach(Range<u64>),
     /// That the kernel swaps to these devices, and to no other.
     Settle(Vec<PathBuf>),
+    /// To say how much more it can take.
+    TellRoom,
     /// To become a daemon of this program, which goes on. It is the same process, so that a process
     /// beside the keeper always has the memory that outlives a daemon.
     Become(PathBuf),
@@ -124,6 +126,8 @@ pub enum DaemonReport {
     },
     /// To [`Order::Attach`].
     Attached(Offer),
+    /// To [`Order::TellRoom`], at any time after it.
+    Room(Room),
     /// The reason that it cannot follow an order or start; it waits for other orders.
     Failed(String),
 }
@@ -225,14 +229,16 @@ impl Wire {
         self.said().transpose()
     }
 
-    /// True if there may be another message without reading.
+    /// The next message of those that have come whole.
     pub fn said<T: DeserializeOwned>(&mut self) -> Option<io::Result<T>> {
         let end = self.come.iter().position(|byte| *byte == b'\n')?;
         let line: Vec<u8> = self.come.drain(..=end).collect();
         Some(serde_json::from_slice(&line).map_err(Into::into))
     }
 
-    fn read(&mut self) -> io::Result<()> {
+    /// Takes the bytes that have come, and waits for some where none have. Errors: `UnexpectedEof`,
+    /// nobody is there any more.
+    pub fn read(&mut self) -> io::Result<()> {
         let mut bytes = [0; 4096];
         let count = loop {
             match self.stream.read(&mut bytes) {

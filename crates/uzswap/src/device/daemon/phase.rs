@@ -31,6 +31,8 @@ pub enum Act {
     MakeDevice,
     /// Devices that no area is on are forgotten.
     Settle,
+    /// It says how much more it can take.
+    TellRoom,
     /// It executes another program in its place, which begins with the first phase.
     Become,
     /// It starts another keeper, since its own is gone.
@@ -39,7 +41,7 @@ pub enum Act {
     Close,
 }
 
-use Act::{Become, Close, MakeDevice, Settle, StartKeeper};
+use Act::{Become, Close, MakeDevice, Settle, StartKeeper, TellRoom};
 
 impl Phased for Phase {
     type Act = Act;
@@ -56,7 +58,7 @@ impl Phased for Phase {
 
     const PERMITTED: &'static [(Self, &'static [Act])] = &[
         (Starting, &[]),
-        (Serving, &[MakeDevice, Settle, Become, StartKeeper]),
+        (Serving, &[MakeDevice, Settle, TellRoom, Become, StartKeeper]),
         (Unable, &[Become, StartKeeper]),
         (Ending, &[Close]),
     ];
@@ -79,6 +81,7 @@ impl Heard {
         match message {
             Ok(Order::Attach(_)) => Self::Order(MakeDevice),
             Ok(Order::Settle(_)) => Self::Order(Settle),
+            Ok(Order::TellRoom) => Self::Order(TellRoom),
             Ok(Order::Become(_)) => Self::Order(Become),
             Ok(Order::End) => Self::End,
             Err(_) => Self::Gone,
@@ -139,7 +142,7 @@ mod tests {
     fn a_daemon_that_does_not_serve_stays_whatever_it_is_told() {
         let mut phase = Starting;
         phase.started(false, true);
-        for order in [MakeDevice, Settle] {
+        for order in [MakeDevice, Settle, TellRoom] {
             assert_eq!(phase.hear(Heard::Order(order), || false), None);
             assert_eq!(phase, Unable);
         }

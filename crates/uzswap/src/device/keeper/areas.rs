@@ -42,7 +42,9 @@ impl Keeper {
         let offer = match self.ask_daemon(&Order::Attach(part.clone())).map_err(gone)? {
             DaemonReport::Attached(offer) => offer,
             DaemonReport::Failed(message) => return Err(Failure::new(message)),
-            DaemonReport::Ready { .. } => return Err(gone(io::ErrorKind::InvalidData.into())),
+            DaemonReport::Ready { .. } | DaemonReport::Room(_) => {
+                return Err(gone(io::ErrorKind::InvalidData.into()));
+            }
         };
         let cannot = |error: io::Error| Failure::new(format!("cannot make an area: {error}"));
         let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;

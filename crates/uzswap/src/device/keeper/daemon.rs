@@ -11,9 +11,73 @@ use crate::error::Failure;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
+use uzswap_block::Room;
 use uzswap_sys::process;
 
+/// The daemon's room. The keeper asks for it in a message and goes on. The kernel can put a process
+/// to sleep that waits for a message, but not one that reads a file of a daemon that sleeps already.
+#[derive(Default)]
+pub struct RoomLook {
+    /// The last answer.
+    room: Option<Room>,
+    /// True if that came since it was last taken.
+    is_new: bool,
+    /// True until the answer comes.
+    is_awaited: bool,
+    asked_at: Option<Instant>,
+}
+
+impl RoomLook {
+    /// True if it is time to ask, `pause` after the last time.
+    fn is_due(&self, pause: Duration) -> bool {
+        !self.is_awaited && self.asked_at.is_none_or(|at| at.elapsed() >= pause)
+    }
+
+    fn asked(&mut self) {
+        (self.is_awaited, self.asked_at) = (true, Some(Instant::now()));
+    }
+
+    fn heard(&mut self, room: Room) {
+        *self = Self { room: Some(room), is_new: true, is_awaited: false, ..*self };
+    }
+
+    /// A daemon has begun that was not asked yet.
+    fn begin_anew(&mut self) {
+        (self.is_awaited, self.asked_at) = (false, None);
+    }
+
+    /// The last answer, once.
+    pub fn take_new(&mut self) -> Option<Room> {
+        self.room.filter(|_| std::mem::take(&mut self.is_new))
+    }
+}
+
 impl Keeper {
+    /// Asks the daemon how much more the cache can take, if it is time to.
+    pub(super) fn ask_for_room(&mut self) {
+        if !self.room.is_due(self.space.pause()) {
+            return;
+        }
+        // An error: it has died, and the next one is asked.
+        if self.daemon.as_mut().is_some_and(|daemon| daemon.send(&Order::TellRoom).is_ok()) {
+            self.room.asked();
+        }
+    }
+
+    /// Takes the answer if it has come. Errors: the daemon is gone.
+    pub(super) fn hear_room(&mut self) -> io::Result<()> {
+        let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        loop {
+            match wire.said() {
+                Some(Ok(DaemonReport::Room(room))) => self.room.heard(room),
+                // It reports nothing else unless it is waited for.
+                Some(_) => return Err(io::ErrorKind::InvalidData.into()),
+                None if wire.is_ready(Some(Duration::ZERO))? => wire.read()?,
+                None => return Ok(()),
+            }
+        }
+    }
+
     /// Starts a daemon: the first, or one that goes on with the devices of the one before.
     pub(super) fn start_daemon(&mut self) -> Result<(), Failure> {
         self.phase.require(Act::StartDaemon);
@@ -60,10 +124,11 @@ impl Keeper {
                 self.options.transport.clone_from(&transport);
                 self.state.transport = transport;
                 self.daemon_since = Instant::now();
+                self.room.begin_anew();
                 self.save_of_daemon().map(|()| notes)
             }
             Ok(DaemonReport::Failed(message)) => Err(Failure::new(message)),
-            Ok(DaemonReport::Attached(_)) | Err(_) => {
+            Ok(DaemonReport::Attached(_) | DaemonReport::Room(_)) | Err(_) => {
                 Err(Failure::new("the daemon ended before it was ready"))
             }
         }
@@ -75,18 +140,23 @@ impl Keeper {
         self.hear_daemon()
     }
 
-    /// Waits for the daemon to say something. Errors: it has begun to end. Its wire may never tell:
-    /// a process that waits for something while it ends closes none of its files.
+    /// Waits for the daemon's answer to an order. Errors: it has begun to end. Its wire may never
+    /// tell: a process that waits for something while it ends closes none of its files.
     pub(super) fn hear_daemon(&mut self) -> io::Result<DaemonReport> {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {
-            let is_ending = self.state.daemon.is_none_or(|daemon| daemon.is_ending());
-            if wire.is_ready(Some(if is_ending { Duration::ZERO } else { LOOK }))? {
-                if let Some(said) = wire.receive_some()? {
-                    return Ok(said);
+            match wire.said().transpose()? {
+                // It was asked for that before.
+                Some(DaemonReport::Room(room)) => self.room.heard(room),
+                Some(said) => return Ok(said),
+                None => {
+                    let is_ending = self.state.daemon.is_none_or(|daemon| daemon.is_ending());
+                    if wire.is_ready(Some(if is_ending { Duration::ZERO } else { LOOK }))? {
+                        wire.read()?;
+                    } else if is_ending {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
                 }
-            } else if is_ending {
-                return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
     }

@@ -27,11 +27,12 @@ use crate::device::options::DaemonOptions;
 use crate::device::phase::Phased;
 use crate::device::processes::{self, OWN_PROGRAM, ProcessId};
 use crate::device::shortage::Shortage;
-use crate::device::space::{self, Full, Space};
+use crate::device::space::{Full, Space};
 use crate::device::wire::{Ask, Tell, Wire};
 use crate::error::Failure;
 use crate::stdio::say;
 use areas::Maker;
+use daemon::RoomLook;
 use decide::{ShortLives, Task, task};
 use members::Member;
 use phase::Phase;
@@ -45,6 +46,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
+use uzswap_block::Room;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::{cgroup, cpu, process};
 
@@ -133,6 +135,8 @@ pub struct Keeper {
     /// Memory of the machine, bytes.
     ram: u64,
     space: Space,
+    /// The room of the cache, as the daemon says.
+    room: RoomLook,
     /// Of `serve`: looks whether the machine stands still.
     shortage: Option<Shortage>,
     listener: UnixListener,
@@ -215,6 +219,7 @@ impl Keeper {
             daemon_since: Instant::now(),
             short_lives: ShortLives::default(),
             space: Space::new(u64::from(options.pages) * PAGE_BYTES as u64),
+            room: RoomLook::default(),
             options,
             ram,
             shortage: None,
@@ -268,12 +273,23 @@ impl Keeper {
                 Failure::new(format!("cannot switch the kernel's zswap off: {error}"))
             })?;
         }
+        self.make_first_area()
+    }
+
+    fn make_first_area(&mut self) -> Result<(), Failure> {
+        let mut has_looked = false;
         loop {
-            let areas = self.state.areas_on().map_err(cannot_start)?;
-            self.space.look(&areas, space::room(&folder::mount()));
-            self.grow()?;
-            if !self.has_maker() && self.made.is_none() {
-                return Ok(());
+            self.ask_for_room();
+            if let Some(room) = self.room.take_new() {
+                let areas = self.state.areas_on().map_err(cannot_start)?;
+                self.space.look(&areas, room.bytes);
+                has_looked = true;
+            }
+            if has_looked {
+                self.grow()?;
+                if !self.has_maker() && self.made.is_none() {
+                    return Ok(());
+                }
             }
             self.wait().map_err(cannot_start)?;
             if self.is_lost {
@@ -467,12 +483,14 @@ impl Keeper {
     }
 
     fn serve(&mut self) {
+        self.ask_for_room();
+        let Some(room) = self.room.take_new() else { return };
         // An error: the kernel does not say; it is asked again.
         let Ok(areas) = self.state.areas_on() else { return };
-        if let Some(is_full) = self.space.look(&areas, space::room(&folder::mount())) {
+        if let Some(is_full) = self.space.look(&areas, room.bytes) {
             self.tell_all(&Tell::Full(is_full == Full::Yes));
         }
-        self.watch_shortage();
+        self.watch_shortage(room);
         if let Err(failure) = self.grow()
             && !self.is_lost
         {
@@ -484,9 +502,9 @@ impl Keeper {
 
 impl Keeper {
     /// Tells the thread that watches for a machine without memory of the last look at the cache.
-    fn watch_shortage(&mut self) {
+    fn watch_shortage(&mut self, room: Room) {
         let Some(shortage) = &mut self.shortage else { return };
-        for _ in 0..shortage.looked(self.space.is_full(), &folder::mount()) {
+        for _ in 0..shortage.looked(self.space.is_full(), room) {
             say!(
                 "uzswap: the cache is full and the machine stands still for want of memory: the \
                  kernel was asked to end a process; see its log"

@@ -7,12 +7,10 @@ use crate::device::processes::{self, OWN_PROGRAM};
 use crate::device::wire::{Order, Tell};
 use crate::error::Failure;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use uzswap_sys::process;
 
 impl Keeper {
-    /// Starts another daemon, which goes on. (One says nothing unless it is asked, so this is its
-    /// end.)
+    /// Starts another daemon, which goes on.
     pub(super) fn daemon_died(&mut self) {
         if !self.phase.may(Act::StartDaemon) {
             // Nothing is swapped to it any more.
@@ -151,10 +149,7 @@ impl Keeper {
     }
 
     /// True if the daemon has died and no other has been started yet.
-    pub(super) fn has_dead_daemon(&self) -> bool {
-        let Some(daemon) = &self.daemon else { return true };
-        // It says nothing unless it is asked.
-        daemon.is_ready(Some(Duration::ZERO)).unwrap_or(true)
-            || self.state.daemon.is_none_or(|daemon| daemon.is_ending())
+    pub(super) fn has_dead_daemon(&mut self) -> bool {
+        self.hear_room().is_err() || self.state.daemon.is_none_or(|daemon| daemon.is_ending())
     }
 }

@@ -83,6 +83,7 @@ impl DaemonProcess {
             Some(Message::End) => Asked::End,
             Some(Message::Attach) => Asked::Order(Act::MakeDevice),
             Some(Message::Settle(_)) => Asked::Order(Act::Settle),
+            Some(Message::TellRoom) => Asked::Order(Act::TellRoom),
             Some(Message::Become) => Asked::Order(Act::Become),
             Some(_) => return world.broke("a message that is no order"),
             None => Asked::Gone,
@@ -98,6 +99,9 @@ impl DaemonProcess {
                 if let Some(Message::Settle(devices)) = message {
                     self.devices = devices;
                 }
+            }
+            Some(Act::TellRoom) => {
+                world.send(self.wire, me, Message::Room);
             }
             Some(Act::Become) => {
                 // The same process, with another program; its end of the wire stays.

@@ -55,6 +55,9 @@ pub struct KeeperProcess {
     daemon: Option<WireId>,
     daemon_since: Duration,
     short_lives: ShortLives,
+    /// It has asked the daemon for its room.
+    awaits_room: bool,
+    has_new_room: bool,
     members: Vec<Participant>,
     maker: Option<Maker>,
     off: Option<Pid>,
@@ -74,6 +77,8 @@ impl KeeperProcess {
             daemon,
             daemon_since: Duration::ZERO,
             short_lives: ShortLives::default(),
+            awaits_room: false,
+            has_new_room: false,
             members: Vec::new(),
             maker: None,
             off: None,
@@ -159,10 +164,14 @@ impl KeeperProcess {
     }
 
     /// Hears the daemon; `Gone` once it has begun to end and has nothing to say.
-    fn hear_daemon(&self, world: &mut World, me: Pid) -> Heard {
+    fn hear_daemon(&mut self, world: &mut World, me: Pid) -> Heard {
         let Some(wire) = self.daemon else { return Heard::Gone };
         match world.receive(wire, me) {
             Heard::Nothing if Self::is_daemon_ending(world) => Heard::Gone,
+            Heard::Said(Message::Room) => {
+                (self.awaits_room, self.has_new_room) = (false, true);
+                Heard::Nothing
+            }
             heard => heard,
         }
     }
@@ -197,6 +206,7 @@ impl KeeperProcess {
                 Heard::Nothing => {}
                 Heard::Said(Message::Ready) => {
                     self.daemon_since = world.now;
+                    self.awaits_room = false;
                     self.busy = None;
                     self.tell_all(&Tell::Replaced(0), world);
                 }
@@ -306,6 +316,13 @@ impl KeeperProcess {
         if self.phase == Phase::Starting && !Self::listed(world).is_empty() {
             self.phase.become_next(Phase::Serving);
             world.listener = Some((me, VecDeque::new()));
+        }
+        if !self.awaits_room {
+            self.daemon.map(|wire| world.send(wire, me, Message::TellRoom));
+            self.awaits_room = true;
+        }
+        if !std::mem::take(&mut self.has_new_room) {
+            return;
         }
         if world.below(4) == 0 {
             let is_full = world.below(2) == 0;
@@ -474,8 +491,12 @@ impl KeeperProcess {
 
     fn tick(&mut self, world: &mut World, me: Pid) {
         self.look_for_orphans(world);
-        if self.daemon.is_some() && Self::is_daemon_ending(world) {
-            return self.daemon_died(world, me);
+        if self.daemon.is_some() {
+            match self.hear_daemon(world, me) {
+                Heard::Nothing => {}
+                Heard::Gone => return self.daemon_died(world, me),
+                Heard::Said(_) => return world.broke("the daemon says something unasked"),
+            }
         }
         let is_wanted = self.phase == Phase::Starting
             || !world.ledger.runs.is_empty()

@@ -1,0 +1,35 @@
+//! How much more pages the cache can take.
+
+use crate::traffic::Traffic;
+use serde::{Deserialize, Serialize};
+use uzswap_engine::Cache;
+
+/// Parts of pool and backing that are not counted as room.
+const POOL_RESERVE_DIVISOR: u64 = 32;
+const BACKING_RESERVE_DIVISOR: u64 = 16;
+const BACKING_RESERVE_BYTES: u64 = 1 << 20;
+
+/// The room that a cache has at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// Bytes that could still be stored in pool and backing, whatever they are.
+    pub bytes: u64,
+    /// Requests that were answered with an error, since the daemon began.
+    pub errors: u64,
+}
+
+impl Room {
+    /// Of a cache, and of the requests to it.
+    pub fn of(cache: &Cache, traffic: &Traffic) -> Self {
+        let figure = |name| cache.statistic(name).unwrap_or(0);
+        let left = |all: u64, used: u64, divisor: u64| (all - all / divisor).saturating_sub(used);
+        let backing = match figure("writeback_stopped") {
+            0 => figure("backing_total_size"),
+            _ => 0,
+        };
+        let bytes = left(figure("pool_limit"), figure("pool_total_size"), POOL_RESERVE_DIVISOR)
+            + left(backing, figure("backing_live_size"), BACKING_RESERVE_DIVISOR)
+                .saturating_sub(BACKING_RESERVE_BYTES);
+        Self { bytes, errors: traffic.errors() }
+    }
+}
