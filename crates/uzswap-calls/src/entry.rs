@@ -194,15 +194,31 @@ pub(crate) fn is_supported() -> bool {
 
 /// The target of stubs: the number is in `eax`, the address of the bare call in `rcx`.
 ///
+/// A debugger goes from here to the function that made the call: the caller's instruction is that
+/// of [`behind_site`], which the escapes compute, in DWARF. In C: `bare + *(int *)(bare + 3) + 7`.
+///
 /// # Safety
 /// Jumped to from a stub, with the registers of a system call.
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn entry() {
     naked_asm!(
+        ".cfi_startproc",
+        ".cfi_def_cfa rsp, 0",
+        // The instruction (16) is computed (0x16), in 16 bytes: from rcx (0x72),
+        ".cfi_escape 0x16, 16, 16, 0x72, 0",
+        // or further down in 18, from the word 184 bytes below the program's stack pointer.
+        ".macro behind_site",
+        ".cfi_escape 0x12, 0x23, 3, 0x94, 4, 0x08, 32, 0x24, 0x08, 32, 0x26, 0x22, 0x23, 7",
+        ".endm",
+        "behind_site",
         // Below the red zone.
         "lea rsp, [rsp - 128]",
+        ".cfi_def_cfa_offset 128",
         "push rbp",
+        ".cfi_def_cfa_offset 136",
+        ".cfi_offset rbp, -136",
         "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
         "pushfq",
         "cld",
         // struct Frame, from its end: a handler is shown the program's registers.
@@ -211,7 +227,10 @@ pub(crate) unsafe extern "C" fn entry() {
         "push r14",
         "push r15",
         "push rcx",
+        ".cfi_escape 0x16, 16, 18, 0x08, 184, 0x1c, 0x06",
+        "behind_site",
         "push rbx",
+        ".cfi_offset rbx, -192",
         "push rdx",
         "push rsi",
         "push rdi",
@@ -257,6 +276,8 @@ pub(crate) unsafe extern "C" fn entry() {
         "xrstor64 [rsp]",
         "3:",
         "mov rsp, rbx",
+        // For these few instructions a debugger is not told the caller.
+        ".cfi_undefined rip",
         // The outcome is in r11: 0 is done, and the result is the call's.
         "mov rax, [rsp]",
         "cmp r11, {bare}",
@@ -283,8 +304,11 @@ pub(crate) unsafe extern "C" fn entry() {
         "lea rsp, [rsp + 32]",
         "popfq",
         "pop rbp",
+        ".cfi_def_cfa rsp, 128",
         "mov rsp, r11",
         "jmp rcx",
+        ".cfi_endproc",
+        ".purgem behind_site",
         frame_bytes = const size_of::<Frame>(),
         bare = const Outcome::Bare as u32,
         not_made = const Call::NOT_MADE,

@@ -1,5 +1,5 @@
 //! `uzswap run --in-process`: others that look at a program's memory see all of it: core dumps, and
-//! readers that ask for it (`uzswap status --bring-in`).
+//! readers and debuggers that ask for it (`uzswap status --bring-in`).
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -22,6 +22,7 @@ const PROGRAM: &str = r#"
 #include <unistd.h>
 enum { RECORDS = 15000, BYTES = 4000 };
 static char *record[RECORDS];
+__attribute__((noinline)) int wait_for_input(void) { return getchar() & 0; }
 int main(int arguments, char **argument) {
     for (uint32_t i = 0; i < RECORDS; i++) {
         record[i] = malloc(BYTES);
@@ -35,8 +36,7 @@ int main(int arguments, char **argument) {
     printf("%d\n", getpid());
     for (int i = 0; i < RECORDS; i++) printf("%p\n", record[i]);
     fflush(stdout);
-    getchar();
-    return 0;
+    return wait_for_input();
 }
 "#;
 const RECORDS: u32 = 15_000;
@@ -164,6 +164,13 @@ fn a_reader_sees_all_pages(is_suspended: bool) {
     BufReader::new(asking.stdout.take().unwrap()).read_line(&mut said).unwrap();
     assert!(said.starts_with(&format!("all pages of process {process} are in")), "{said}");
     assert_eq!(seen(), RECORDS);
+    if !is_suspended {
+        let output = Command::new("eu-stack").args(["-p", &process]).output().unwrap();
+        let stack = String::from_utf8_lossy(&output.stdout).into_owned();
+        for function in ["wait_for_input", "main"] {
+            assert!(stack.contains(&format!(" {function}\n")), "{stack}{output:?}");
+        }
+    }
     drop(suspended);
     asking.kill().unwrap();
     asking.wait().unwrap();

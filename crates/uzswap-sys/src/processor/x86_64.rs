@@ -21,6 +21,8 @@ pub(crate) unsafe extern "C" fn on_stack(
 ) {
     naked_asm!(
         ".cfi_startproc",
+        // A debugger takes a stack that lies elsewhere for a broken one, except below such a frame.
+        ".cfi_signal_frame",
         "push rbp",
         ".cfi_def_cfa_offset 16",
         ".cfi_offset rbp, -16",
