@@ -383,7 +383,16 @@ mod tests {
         let figures = Figures { faults: 6, stored: 7, out: 2, pool: 8, remote: 3 };
         let (process, used, least, grew_to) = (std::process::id(), 70, 0, 0);
         let name = Name::new(0, process);
-        let member = Member { name, process, used, least, grew_to, figures, is_suspended: false };
+        let member = Member {
+            name,
+            process,
+            used,
+            least,
+            grew_to,
+            figures,
+            is_suspended: false,
+            is_wanted_whole: false,
+        };
         assert_eq!(looked.table().members().collect::<Vec<_>>(), [member]);
         assert!(
             looked.table().suspend(member.process, true) && !own.is_suspended(),

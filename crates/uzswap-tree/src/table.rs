@@ -144,6 +144,8 @@ pub struct Member {
     pub figures: Figures,
     /// It waits: see [`Table::suspend`].
     pub is_suspended: bool,
+    /// Somebody reads its memory, and none of its pages leaves.
+    pub is_wanted_whole: bool,
 }
 
 impl Table {
@@ -245,6 +247,7 @@ impl Table {
             least: slot.least.load(Relaxed),
             grew_to: slot.grew_to.load(Relaxed),
             is_suspended: slot.waits.load(Relaxed) != 0,
+            is_wanted_whole: slot.reader.load(Relaxed) != 0,
             figures: Figures {
                 faults: slot.faults.load(Relaxed),
                 stored: slot.stored.load(Relaxed),

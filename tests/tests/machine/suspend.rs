@@ -64,8 +64,8 @@ fn every_page_is_there_when_the_machine_wakes() {
     assert_eq!(said.next().unwrap().unwrap(), "filled");
     assert!(wait_for(|| served.swapped_out() > 5000));
     let daemon = process_of("daemon");
-    // The kernel gives up where the keeper waits for the daemon's statistics at that moment.
-    assert!((0..10).any(|_| sleep()));
+    // The kernel gave up in four of seven tries while the keeper read a file of the daemon's.
+    assert!((0..4).all(|_| sleep()));
     drop(keeper.stdin.take());
     assert_eq!(said.next().unwrap().unwrap(), "True");
     assert!(keeper.wait().unwrap().success());

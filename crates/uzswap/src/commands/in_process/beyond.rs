@@ -24,6 +24,8 @@ pub struct Beyond {
     pub forks: usize,
     /// Anonymous memory of these, bytes.
     pub bytes_of_forks: u64,
+    /// Those whose pages are all in, for a reader.
+    pub whole: usize,
     /// Bytes that all need to go on at all, and the limit.
     pub bytes_least: u64,
     pub limit: u64,
@@ -37,6 +39,7 @@ impl Beyond {
             0 => process::anonymous_bytes(one).unwrap_or(0),
             bytes => bytes,
         };
+        let whole = members.iter().filter(|member| member.is_wanted_whole).count();
         let members = members.iter().map(|member| {
             let one = member.process as i32;
             let bytes = bytes_of(one, member.used);
@@ -56,6 +59,7 @@ impl Beyond {
             processes: members.len(),
             forks: of_forks.len(),
             bytes_of_forks: of_forks.iter().sum(),
+            whole,
             bytes_least: members.iter().map(|(.., least)| least).sum(),
             limit,
         };
@@ -70,7 +74,7 @@ impl Beyond {
 
 impl fmt::Display for Beyond {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, processes, forks, bytes_of_forks, bytes_least, limit } = self;
+        let Self { bytes, processes, forks, bytes_of_forks, whole, bytes_least, limit } = self;
         let is_too_little = bytes_least > limit;
         let [bytes, of_forks, least, limit] =
             [bytes, bytes_of_forks, bytes_least, limit].map(|bytes| size::show(*bytes));
@@ -79,6 +83,11 @@ impl fmt::Display for Beyond {
                 f,
                 "{processes} processes had {bytes}: {limit} are too few for so many at once, which \
                  need {least} to go on; raise --memory or start fewer"
+            ),
+            _ if *whole > 0 => write!(
+                f,
+                "{whole} of {processes} processes, with {bytes} in all, had all of their pages in \
+                 for a reader (uzswap status --bring-in)"
             ),
             (0, _) => write!(f, "for less than a fifth of a second, between two looks"),
             (_, 0) => write!(
@@ -107,6 +116,7 @@ mod tests {
             processes: 4,
             forks: 3,
             bytes_of_forks: 150 * MIB,
+            whole: 0,
             bytes_least: 60 * MIB,
             limit: 100 * MIB,
         };
@@ -116,6 +126,8 @@ mod tests {
         assert!(told.starts_with("3 of 4 processes were forks, with 150 MiB of 200 MiB"), "{told}");
         let told = Beyond { forks: 0, ..seen() }.to_string();
         assert!(told.starts_with("4 processes had 200 MiB"), "{told}");
+        let told = Beyond { whole: 1, ..seen() }.to_string();
+        assert!(told.starts_with("1 of 4 processes, with 200 MiB in all, had all"), "{told}");
         let told = Beyond { bytes_least: 120 * MIB, ..seen() }.to_string();
         assert!(told.contains("100 MiB are too few for so many at once"), "{told}");
         assert!(told.contains("need 120 MiB to go on; raise --memory or start fewer"), "{told}");
