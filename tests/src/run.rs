@@ -208,7 +208,7 @@ impl Gate {
         self.folder.path().join("gate")
     }
 
-    /// Waits until a command waits at it, and lets the command through.
+    /// Waits for a command that waits at the gate, and lets it through.
     pub fn open(&self) {
         // Without a reader it cannot be opened in this way.
         let open = || {

@@ -142,7 +142,7 @@ fn before_take_over(seen: &Unmanaged) -> Action {
         return Action::Wait { wait };
     }
     if is_wanted || room < reserve(allowance) && used >= MANAGED_MIN {
-        // The thread finds out later how much is besides the pager's pages.
+        // The thread learns later how much memory there is besides the pager's pages.
         let cost = if is_recorded { 0 } else { COST };
         return Action::TakeOver { budget: allowance.saturating_sub(cost).max(BUDGET_LEAST) };
     }

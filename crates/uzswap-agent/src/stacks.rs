@@ -112,7 +112,7 @@ impl Drop for ForCalls {
 
 fn of_kernel() -> libc::stack_t {
     let mut now = NONE;
-    // SAFETY: with no new one, the present one is written.
+    // SAFETY: it is given no new stack, and writes a description of the present one.
     unsafe { raw(libc::SYS_sigaltstack as u64, [0, &raw mut now as u64, 0, 0, 0, 0]) };
     now
 }

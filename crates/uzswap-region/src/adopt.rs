@@ -47,13 +47,13 @@ pub enum Contents {
     ReadOnlyPages,
 }
 
-/// Where pages are of a range, asked for as it is walked through.
+/// The parts of a range that have pages. The kernel is asked for them as a caller walks through it.
 struct Present<'a> {
     /// `None`: there are none.
     pagemap: Option<&'a Pagemap>,
     scanned: Scanned,
     end: usize,
-    /// Where the kernel does not say, there are.
+    /// The answer for a part of which the kernel says nothing.
     if_unknown: bool,
 }
 

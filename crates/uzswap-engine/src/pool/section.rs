@@ -101,9 +101,9 @@ pub(super) struct Sections {
     nodes: Arc<Nodes>,
     /// True if a node must have no memory of the pool.
     closed: Box<[AtomicBool]>,
-    /// True if the last memory for a node came from another node.
+    /// For each node: true if the last memory that was to be its own came from another node.
     short: Box<[AtomicBool]>,
-    /// True if a store has waited in vain for memory on a node since some came.
+    /// For each node: true if a store has waited in vain for memory there since some came.
     late: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
     /// Free frames of each node's sections that are online.

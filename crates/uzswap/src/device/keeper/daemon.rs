@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use uzswap_block::Room;
 use uzswap_sys::process;
 
-/// The daemon's room. The keeper asks for it in a message and goes on. The kernel can put a process
-/// to sleep that waits for a message, but not one that reads a file of a daemon that sleeps already.
+/// The room of the cache. The keeper asks the daemon for it in a message, and goes on. Before a
+/// machine sleeps the kernel can stop a process that waits for a message, but none that reads a
+/// file of a daemon that is stopped already.
 #[derive(Default)]
 pub struct RoomLook {
     /// The last answer.

@@ -66,7 +66,7 @@ pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
         let _ = process::close_inherited(None);
     }
     let wire = Wire::of_stdin().map_err(started_by)?;
-    // Already a leader when started from a shell with job control: as good.
+    // An error: a shell with job control has made it a leader already, which does as well.
     let _ = process::leave_session();
     let Some(number) = adopted_lock else { return first(wire) };
     let lock = process::take_inherited(number).map_err(started_by)?;
