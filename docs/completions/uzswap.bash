@@ -73,6 +73,9 @@ _uzswap() {
             uzswap__subcmd__config,help)
                 cmd="uzswap__subcmd__config__subcmd__help"
                 ;;
+            uzswap__subcmd__config,import)
+                cmd="uzswap__subcmd__config__subcmd__import"
+                ;;
             uzswap__subcmd__config,show)
                 cmd="uzswap__subcmd__config__subcmd__show"
                 ;;
@@ -81,6 +84,9 @@ _uzswap() {
                 ;;
             uzswap__subcmd__config__subcmd__help,help)
                 cmd="uzswap__subcmd__config__subcmd__help__subcmd__help"
+                ;;
+            uzswap__subcmd__config__subcmd__help,import)
+                cmd="uzswap__subcmd__config__subcmd__help__subcmd__import"
                 ;;
             uzswap__subcmd__config__subcmd__help,show)
                 cmd="uzswap__subcmd__config__subcmd__help__subcmd__show"
@@ -138,6 +144,9 @@ _uzswap() {
                 ;;
             uzswap__subcmd__help__subcmd__config,check)
                 cmd="uzswap__subcmd__help__subcmd__config__subcmd__check"
+                ;;
+            uzswap__subcmd__help__subcmd__config,import)
+                cmd="uzswap__subcmd__help__subcmd__config__subcmd__import"
                 ;;
             uzswap__subcmd__help__subcmd__config,show)
                 cmd="uzswap__subcmd__help__subcmd__config__subcmd__show"
@@ -295,7 +304,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__config)
-            opts="-h --help check show help"
+            opts="-h --help check show import help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -323,7 +332,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__config__subcmd__help)
-            opts="check show help"
+            opts="check show import help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -364,9 +373,37 @@ _uzswap() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        uzswap__subcmd__config__subcmd__help__subcmd__import)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         uzswap__subcmd__config__subcmd__help__subcmd__show)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__config__subcmd__import)
+            opts="-h --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
@@ -489,7 +526,7 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help__subcmd__config)
-            opts="check show"
+            opts="check show import"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -503,6 +540,20 @@ _uzswap() {
             return 0
             ;;
         uzswap__subcmd__help__subcmd__config__subcmd__check)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        uzswap__subcmd__help__subcmd__config__subcmd__import)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 4 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )

@@ -388,12 +388,25 @@ pub enum ConfigCommand {
     /// Show each setting, with the file and line that set it.
     #[command(after_help = "Example:\n  uzswap config show --json")]
     Show(ConfigShowArguments),
+    /// Print the configuration of zram-generator as one of uzswap.
+    ///
+    /// It is printed and nothing is changed. A setting that uzswap does not have is a comment with
+    /// the reason.
+    #[command(after_help = "Example:\n  uzswap config import | sudo tee /etc/uzswap/uzswap.conf")]
+    Import(ConfigImportArguments),
 }
 
 /// Which configuration.
 #[derive(Debug, Args)]
 pub struct ConfigFileArguments {
     /// The file; drop-ins are in FILE.d/*.conf [default: /etc/uzswap/uzswap.conf].
+    pub file: Option<PathBuf>,
+}
+
+/// `uzswap config import`.
+#[derive(Debug, Args)]
+pub struct ConfigImportArguments {
+    /// The file of zram-generator [default: /etc/systemd/zram-generator.conf].
     pub file: Option<PathBuf>,
 }
 

@@ -111,6 +111,24 @@ fn a_later_file_wins_but_an_earlier_one_is_checked() {
 }
 
 #[test]
+fn an_imported_configuration_is_right() {
+    let theirs = Files::new(
+        "[zram0]\nzram-size = min(ram / 2, 4096)\nzram-resident-limit = 64\n\
+         compression-algorithm = lzo-rle\noptions =\n",
+    );
+    let imported = config("import", &theirs.path());
+    assert_eq!(imported.status.code(), Some(0), "{}", String::from_utf8_lossy(&imported.stderr));
+    let text = String::from_utf8(imported.stdout).unwrap();
+    assert!(text.contains("\n# options = : "), "{text}");
+    let ours = Files::new(&text);
+    assert_eq!(config("check", &ours.path()).status.code(), Some(0), "{text}");
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let size = pair("size", "min(ram / 2, 4096M)");
+    let all = [pair("compressor", "lzo"), pair("pool", "64M"), size];
+    assert_eq!(shown(&ours.path()), all);
+}
+
+#[test]
 fn the_configuration_of_the_package_is_right() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let file = root.join("packaging/uzswap.conf");

@@ -10,6 +10,7 @@
 //! names and one of rules. A later file wins over an earlier one, the command line over both; but
 //! each line of each file is checked.
 
+use super::import;
 use crate::cli::{CONFIGURATION, Cli, Command, ConfigArguments, ConfigCommand, ServeArguments};
 use crate::device::options;
 use crate::error::Failure;
@@ -271,5 +272,6 @@ pub fn config(arguments: &ConfigArguments) -> Result<(), Failure> {
             Configuration::read(show.which.file.as_deref())?.print(show.json);
             Ok(())
         }
+        ConfigCommand::Import(which) => import::import(which.file.as_deref()),
     }
 }

@@ -6,6 +6,7 @@ pub mod attachment;
 pub mod config;
 pub mod doctor;
 pub mod fleet;
+pub mod import;
 pub mod in_process;
 pub mod memory;
 pub mod record;
