@@ -15,9 +15,11 @@ const STATIC: &str = "x86_64-unknown-linux-musl";
 type Make = fn(&Dist) -> Result<()>;
 
 /// The kinds, by the names of `--only`.
-const KINDS: [(&str, Make); 7] = [
+const KINDS: [(&str, Make); 9] = [
     ("wheel", portable::wheel),
     ("tarball", portable::tarball),
+    ("wheel-aarch64", portable::wheel_for_arm),
+    ("tarball-aarch64", portable::tarball_for_arm),
     ("deb", deb),
     ("sdist", sdist),
     ("static", program),

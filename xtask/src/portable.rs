@@ -2,7 +2,8 @@
 //! against an old C library, and so run on every distribution of the last years.
 //!
 //! The C library is Debian 11's, which mmdebstrap unpacks below target/; compiler and linker are
-//! this machine's. Of that library only functions that version 2.28 has are used.
+//! this machine's, or Debian's cross compiler. Of that library only functions that version 2.28 has
+//! are used.
 
 use crate::release::{Dist, succeed};
 use crate::{Result, output};
@@ -12,9 +13,53 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// As Debian names folders for this machine's kind.
-const MULTIARCH: &str = "x86_64-linux-gnu";
+/// A processor to build for.
+#[derive(Debug)]
+struct Processor {
+    /// Its name in targets, wheels and folders.
+    name: &'static str,
+    /// Debian's name.
+    debian: &'static str,
+    /// Before the names of compiler and binary tools.
+    tools: &'static str,
+    /// The C library's first version there.
+    first_version: &'static str,
+    /// In-process works there, so the libraries are built.
+    has_in_process: bool,
+}
+
+static X86: Processor = Processor {
+    name: "x86_64",
+    debian: "amd64",
+    tools: "",
+    first_version: "2.2.5",
+    has_in_process: true,
+};
+static ARM: Processor = Processor {
+    name: "aarch64",
+    debian: "arm64",
+    tools: "aarch64-linux-gnu-",
+    first_version: "2.17",
+    has_in_process: false,
+};
+
+impl Processor {
+    /// As Rust names it.
+    fn target(&self) -> String {
+        format!("{}-unknown-linux-gnu", self.name)
+    }
+
+    /// As Debian names folders.
+    fn multiarch(&self) -> String {
+        format!("{}-linux-gnu", self.name)
+    }
+
+    /// A compiler or binary tool.
+    fn tool(&self, name: &str) -> Command {
+        Command::new(format!("{}{name}", self.tools))
+    }
+}
+
 /// The oldest release that still gets updates, and its compiler's runtime.
 const SUITE: &str = "bullseye";
 const PACKAGES: &str = "libc6-dev,libgcc-10-dev,libstdc++-10-dev";
@@ -27,7 +72,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Functions that became others in 2.29: linked by the names that they had before.
 const OLD_MATH: &str = r#"
 #define OLD(name, parameters, arguments)                      \
-    __asm__(".symver old_" #name ", " #name "@GLIBC_2.2.5");  \
+    __asm__(".symver old_" #name ", " #name "@GLIBC_" FIRST); \
     double old_##name parameters;                             \
     __attribute__((visibility("hidden"))) double name parameters { return old_##name arguments; }
 OLD(exp, (double x), (x))
@@ -51,30 +96,37 @@ __asm__(".globl posix_spawn_file_actions_addchdir_np\n"
 /// The stripped files. Their debug information is in files of its own.
 struct Built {
     program: PathBuf,
-    libraries: [PathBuf; 2],
+    libraries: Vec<PathBuf>,
     sysroot: Sysroot,
 }
 
-fn build(dist: &Dist) -> Result<Built> {
-    let sysroot = Sysroot::new(&dist.target)?;
+fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
+    let sysroot = Sysroot::new(&dist.target, processor)?;
+    let target = processor.target();
     let cargo = |profile: &str, packages: &[&str]| {
         let mut command = sysroot.cargo();
-        command.current_dir(&dist.root).args(["build", "--quiet", "--locked", "--target", TARGET]);
+        command.current_dir(&dist.root).args(["build", "--quiet", "--locked", "--target", &target]);
         command.args(["--profile", profile]);
         succeed(command.args(packages.iter().flat_map(|package| ["--package", package])))
     };
     let (of_program, of_libraries) = profiles(dist);
     cargo(of_program, &["uzswap"])?;
-    cargo(of_libraries, &["uzswap-preload", "uzswap-agent"])?;
-    let built = dist.target.join(TARGET);
+    let libraries: &[_] = match processor.has_in_process {
+        true => &["libuzswap_preload.so", "libuzswap_agent.so"],
+        false => &[],
+    };
+    if processor.has_in_process {
+        cargo(of_libraries, &["uzswap-preload", "uzswap-agent"])?;
+    }
+    let built = dist.target.join(&target);
     let debug = dist.stage.join("debug");
     fs::create_dir_all(&debug)?;
-    let take =
-        |profile: &str, name: &str| split(&built.join(profile).join(name), &dist.stage, &debug);
+    let take = |profile: &str, name: &str| {
+        split(processor, &built.join(profile).join(name), &dist.stage, &debug)
+    };
     let program = take(of_program, "uzswap")?;
-    let libraries =
-        [take(of_libraries, "libuzswap_preload.so")?, take(of_libraries, "libuzswap_agent.so")?];
-    let name = format!("uzswap-{VERSION}-x86_64-linux-debug.tar.xz");
+    let libraries = libraries.iter().map(|name| take(of_libraries, name)).collect::<Result<_>>()?;
+    let name = format!("uzswap-{VERSION}-{}-linux-debug.tar.xz", processor.name);
     let mut tar = Command::new("tar");
     succeed(tar.arg("-cJf").arg(dist.folder.join(name)).arg("-C").arg(&debug).arg("."))?;
     Ok(Built { program, libraries, sysroot })
@@ -87,30 +139,40 @@ fn profiles(dist: &Dist) -> (&'static str, &'static str) {
 
 /// Copies a file to a folder without its debug information, which gets a file in another one. A
 /// debugger finds that by its name, beside the program or in its own folder for such files.
-fn split(from: &Path, folder: &Path, debug: &Path) -> Result<PathBuf> {
+fn split(processor: &Processor, from: &Path, folder: &Path, debug: &Path) -> Result<PathBuf> {
     let name = from.file_name().ok_or("a file without a name")?;
     let mut debug_name = name.to_owned();
     debug_name.push(".debug");
     let (to, debug) = (folder.join(name), debug.join(debug_name));
-    succeed(Command::new("objcopy").arg("--only-keep-debug").arg(from).arg(&debug))?;
-    succeed(Command::new("strip").arg("-o").arg(&to).arg(from))?;
+    succeed(processor.tool("objcopy").arg("--only-keep-debug").arg(from).arg(&debug))?;
+    succeed(processor.tool("strip").arg("-o").arg(&to).arg(from))?;
     let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
     link.push(&debug);
-    succeed(Command::new("objcopy").arg(link).arg(&to))?;
+    succeed(processor.tool("objcopy").arg(link).arg(&to))?;
     Ok(to)
 }
 
 /// `uzswap-VERSION-cp39-abi3-manylinux_2_28_x86_64.whl`: files that pip puts below its prefix, so
 /// that `uzswap` is on the PATH and `import uzswap` finds the module.
 pub fn wheel(dist: &Dist) -> Result<()> {
-    let built = build(dist)?;
+    wheel_for(dist, &X86)
+}
+
+/// The same for aarch64, by a cross compiler.
+pub fn wheel_for_arm(dist: &Dist) -> Result<()> {
+    wheel_for(dist, &ARM)
+}
+
+fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
+    let built = build(dist, processor)?;
     let stage = dist.stage.join("wheel");
     let mut maturin = dist.python_tool("maturin")?;
     built.sysroot.equip(&mut maturin);
     let (_, profile) = profiles(dist);
     maturin.current_dir(&dist.root).args(["build", "--quiet", "--locked"]);
     maturin.args(["--manifest-path", "python/Cargo.toml", "--profile", profile]);
-    maturin.args(["--target", TARGET, "--compatibility", PLATFORM, "--out"]).arg(&stage);
+    maturin.args(["--target", &processor.target(), "--compatibility", PLATFORM]);
+    maturin.arg("--out").arg(&stage);
     succeed(&mut maturin)?;
     let made = fs::read_dir(&stage)?.next().ok_or("maturin has made no wheel")??.path();
     // The module alone; then all else, and its list of files once more.
@@ -126,8 +188,17 @@ pub fn wheel(dist: &Dist) -> Result<()> {
 
 /// `uzswap-VERSION-x86_64-linux.tar.gz`: unpacked anywhere, `bin/uzswap` runs.
 pub fn tarball(dist: &Dist) -> Result<()> {
-    let built = build(dist)?;
-    let name = format!("uzswap-{VERSION}-x86_64-linux");
+    tarball_for(dist, &X86)
+}
+
+/// The same for aarch64.
+pub fn tarball_for_arm(dist: &Dist) -> Result<()> {
+    tarball_for(dist, &ARM)
+}
+
+fn tarball_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
+    let built = build(dist, processor)?;
+    let name = format!("uzswap-{VERSION}-{}-linux", processor.name);
     let folder = dist.stage.join(&name);
     lay_out(dist, &built, &folder.join("bin"), &folder)?;
     for file in ["README.md", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT"] {
@@ -162,12 +233,13 @@ fn lay_out(dist: &Dist, built: &Built, programs: &Path, prefix: &Path) -> Result
 /// Headers and libraries of the old system, and a compiler that uses those.
 struct Sysroot {
     compiler: PathBuf,
+    processor: &'static Processor,
 }
 
 impl Sysroot {
     /// Makes it once.
-    fn new(target: &Path) -> Result<Self> {
-        let folder = target.join("sysroot");
+    fn new(target: &Path, processor: &'static Processor) -> Result<Self> {
+        let folder = target.join("sysroot").join(processor.name);
         let compiler = folder.join("cc");
         if !compiler.exists() {
             // An interrupted run starts anew; the folder may not exist.
@@ -175,17 +247,18 @@ impl Sysroot {
             fs::create_dir_all(&folder)?;
             let root = folder.join(SUITE);
             let mut unpack = Command::new("mmdebstrap");
-            unpack.args(["--quiet", "--variant=extract", &format!("--include={PACKAGES}"), SUITE]);
+            unpack.args(["--quiet", "--variant=extract", &format!("--include={PACKAGES}")]);
+            unpack.arg(format!("--architectures={}", processor.debian)).arg(SUITE);
             output(unpack.arg(&root).arg(MIRROR)).map_err(|error| {
                 format!("{error}; it needs mmdebstrap, and a way to Debian's packages")
             })?;
             make_links_relative(&root, &root)?;
             // That compiler's; -B would have this machine's find them first.
-            fs::remove_dir_all(runtime(&root).join("include"))?;
-            add_old_math(&root)?;
-            write_compiler(&root, &compiler)?;
+            fs::remove_dir_all(runtime(&root, processor).join("include"))?;
+            add_old_math(&root, processor)?;
+            write_compiler(&root, processor, &compiler)?;
         }
-        Ok(Self { compiler })
+        Ok(Self { compiler, processor })
     }
 
     fn cargo(&self) -> Command {
@@ -196,9 +269,11 @@ impl Sysroot {
 
     /// Has cargo, and the programs that it runs, compile and link with this.
     fn equip(&self, command: &mut Command) {
-        let variables =
-            ["CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER", "CC_x86_64_unknown_linux_gnu"];
-        variables.iter().for_each(|name| _ = command.env(name, &self.compiler));
+        let target = self.processor.target().replace('-', "_");
+        let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase());
+        [linker, format!("CC_{target}")]
+            .iter()
+            .for_each(|name| _ = command.env(name, &self.compiler));
     }
 }
 
@@ -221,26 +296,30 @@ fn make_links_relative(root: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Compiles C for a library or a program; returns the object.
-fn compile(root: &Path, name: &str, text: &str) -> Result<PathBuf> {
-    let folder = root.join("usr/lib").join(MULTIARCH);
+fn compile(root: &Path, processor: &Processor, name: &str, text: &str) -> Result<PathBuf> {
+    let folder = root.join("usr/lib").join(processor.multiarch());
     let (source, object) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.o")));
     fs::write(&source, text)?;
-    let mut compile = Command::new("gcc");
+    let mut compile = processor.tool("gcc");
     compile.args(["-O2", "-fPIC", "-fno-builtin", "-ffunction-sections", "-c"]);
+    compile.arg(format!("-DFIRST=\"{}\"", processor.first_version));
     succeed(compile.arg(&source).arg("-o").arg(&object))?;
     Ok(object)
 }
 
-fn add_old_math(root: &Path) -> Result<()> {
-    let libraries = root.join("usr/lib").join(MULTIARCH);
-    let object = compile(root, "old_math", OLD_MATH)?;
+fn add_old_math(root: &Path, processor: &Processor) -> Result<()> {
+    let multiarch = processor.multiarch();
+    let libraries = root.join("usr/lib").join(&multiarch);
+    let object = compile(root, processor, "old_math", OLD_MATH)?;
     let archive = libraries.join("libold_math.a");
     succeed(Command::new("ar").arg("rcs").arg(archive).arg(&object))?;
     // The linker looks below the root for names in a script that is there.
-    let script = format!(
-        "GROUP(/usr/lib/{MULTIARCH}/libold_math.a /lib/{MULTIARCH}/libm.so.6 \
-         AS_NEEDED(/lib/{MULTIARCH}/libmvec.so.1))\n"
-    );
+    let vectors = match root.join("lib").join(&multiarch).join("libmvec.so.1").exists() {
+        true => format!("AS_NEEDED(/lib/{multiarch}/libmvec.so.1)"),
+        false => String::new(),
+    };
+    let script =
+        format!("GROUP(/usr/lib/{multiarch}/libold_math.a /lib/{multiarch}/libm.so.6 {vectors})\n");
     let library = libraries.join("libm.so");
     match fs::remove_file(&library) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
@@ -249,23 +328,25 @@ fn add_old_math(root: &Path) -> Result<()> {
 }
 
 /// Where the compiler's own libraries are.
-fn runtime(root: &Path) -> PathBuf {
-    root.join("usr/lib/gcc").join(MULTIARCH).join("10")
+fn runtime(root: &Path, processor: &Processor) -> PathBuf {
+    root.join("usr/lib/gcc").join(processor.multiarch()).join("10")
 }
 
 /// Debian's gcc looks for libraries beside itself, whatever root it is given, unless it finds them
 /// earlier.
-fn write_compiler(root: &Path, compiler: &Path) -> Result<()> {
-    let folders =
-        [runtime(root), root.join("usr/lib").join(MULTIARCH), root.join("lib").join(MULTIARCH)];
+fn write_compiler(root: &Path, processor: &Processor, compiler: &Path) -> Result<()> {
+    let multiarch = processor.multiarch();
+    let libraries = ["usr/lib", "lib"].map(|folder| root.join(folder).join(&multiarch));
+    let folders = [&[runtime(root, processor)][..], &libraries].concat();
     let option = |folder: &PathBuf| format!(" '-B{0}/' '-L{0}'", folder.display());
     let options: String = folders.iter().map(option).collect();
-    let late = compile(root, "late_names", LATE_NAMES)?;
+    let late = compile(root, processor, "late_names", LATE_NAMES)?;
     let (late, root) = (late.display(), root.display());
     let text = format!(
         "#!/bin/sh\n\
          case \" $* \" in *' -c '*) ;; *) set -- \"$@\" '{late}' ;; esac\n\
-         exec gcc '--sysroot={root}'{options} \"$@\"\n"
+         exec {}gcc '--sysroot={root}'{options} \"$@\"\n",
+        processor.tools
     );
     fs::write(compiler, text)?;
     Ok(fs::set_permissions(compiler, fs::Permissions::from_mode(0o755))?)

@@ -41,6 +41,26 @@ fn wheel() -> PathBuf {
     made("uzswap-", "x86_64.whl")
 }
 
+/// Unpacks a wheel that has at most the bytes that one may have, and asks for no later C library;
+/// the names of its programs and libraries.
+fn unpacked(wheel: &Path, folder: &Path, objdump: &str) -> Vec<String> {
+    let bytes = wheel.metadata().unwrap().len();
+    assert!(bytes <= WHEEL_BYTES_MAX, "{}: {bytes} bytes", wheel.display());
+    assert!(wheel.to_string_lossy().contains("manylinux_2_28"), "{}", wheel.display());
+    succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(folder));
+    let find = succeed(Command::new("find").arg(folder).args(["-type", "f", "-size", "+3"]));
+    let mut found = Vec::new();
+    for path in String::from_utf8_lossy(&find.stdout).lines().map(Path::new) {
+        if fs::read(path).unwrap().starts_with(b"\x7fELF") {
+            let glibc = glibc_of(path, objdump);
+            assert!(glibc <= GLIBC_MAX, "{}: {glibc:?}", path.display());
+            found.push(path.file_name().unwrap().to_string_lossy().into_owned());
+        }
+    }
+    found.sort();
+    found
+}
+
 fn tarball() -> PathBuf {
     made("uzswap-", "-x86_64-linux.tar.gz")
 }
@@ -124,8 +144,8 @@ fn check(root: &Path, files: &[&Path], install: &str, command: &str) {
 }
 
 /// Which version of the C library a file needs.
-fn glibc_of(file: &Path) -> (u32, u32) {
-    let output = succeed(Command::new("objdump").arg("-T").arg(file));
+fn glibc_of(file: &Path, objdump: &str) -> (u32, u32) {
+    let output = succeed(Command::new(objdump).arg("-T").arg(file));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     // A weak symbol may be missing.
     let needed = text.lines().filter(|line| !line.contains("  w  "));
@@ -150,24 +170,29 @@ fn the_wheel_is_small_and_asks_for_an_old_c_library() {
     if is_skipped() {
         return;
     }
-    let wheel = wheel();
-    let bytes = wheel.metadata().unwrap().len();
-    assert!(bytes <= WHEEL_BYTES_MAX, "{}: {bytes} bytes", wheel.display());
-    assert!(wheel.to_string_lossy().contains("manylinux_2_28"), "{}", wheel.display());
     let folder = tempfile::tempdir().unwrap();
-    succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(folder.path()));
-    let find = succeed(Command::new("find").arg(folder.path()).args(["-type", "f", "-size", "+3"]));
-    let mut found = Vec::new();
-    for path in String::from_utf8_lossy(&find.stdout).lines().map(Path::new) {
-        if fs::read(path).unwrap().starts_with(b"\x7fELF") {
-            let glibc = glibc_of(path);
-            assert!(glibc <= GLIBC_MAX, "{}: {glibc:?}", path.display());
-            found.push(path.file_name().unwrap().to_string_lossy().into_owned());
-        }
-    }
-    found.sort();
     let names = ["_uzswap.abi3.so", "libuzswap_agent.so", "libuzswap_preload.so", "uzswap"];
-    assert_eq!(found, names);
+    assert_eq!(unpacked(&wheel(), folder.path(), "objdump"), names);
+}
+
+/// By QEMU's user emulation, with the C library that it was built against.
+#[test]
+fn the_wheel_for_aarch64_has_a_program_that_runs_and_the_module() {
+    if is_skipped() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let wheel = made("uzswap-", "aarch64.whl");
+    let found = unpacked(&wheel, folder.path(), "aarch64-linux-gnu-objdump");
+    assert_eq!(found, ["_uzswap.abi3.so", "uzswap"]);
+    // As pip makes it: no installer has run.
+    let find = ["-path", "*/scripts/uzswap", "-exec", "chmod", "+x", "{}", ";", "-print"];
+    let program = succeed(Command::new("find").arg(folder.path()).args(find)).stdout;
+    let sysroot = target().join("sysroot/aarch64/bullseye");
+    let mut doctor = Command::new("qemu-aarch64-static");
+    doctor.arg("-L").arg(sysroot).args([String::from_utf8_lossy(&program).trim(), "doctor"]);
+    let said = String::from_utf8(doctor.output().unwrap().stdout).unwrap();
+    assert!(said.contains("this processor is aarch64"), "{said}");
 }
 
 #[test]
