@@ -69,6 +69,8 @@ const PLATFORM: &str = "manylinux_2_28";
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+const WHEEL_BYTES_MAX: u64 = 6 << 20;
+
 /// Functions that became others in 2.29: linked by the names that they had before.
 const OLD_MATH: &str = r#"
 #define OLD(name, parameters, arguments)                      \
@@ -183,6 +185,18 @@ fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     lay_out(dist, &built, &data.join("scripts"), &data.join("data"))?;
     let mut pack = dist.python_tool("wheel")?;
     output(pack.arg("pack").arg("--dest-dir").arg(&dist.folder).arg(stage.join(name)))?;
+    check_size(dist, processor)
+}
+
+/// A published wheel is no larger than people like to download. (A quick one is a fifth larger.)
+fn check_size(dist: &Dist, processor: &Processor) -> Result<()> {
+    let end = format!("{}.whl", processor.name);
+    for file in fs::read_dir(&dist.folder)?.flatten() {
+        let (name, bytes) = (file.file_name(), file.metadata()?.len());
+        if !dist.is_quick && name.to_string_lossy().ends_with(&end) && bytes > WHEEL_BYTES_MAX {
+            return Err(format!("{} has {bytes} bytes, more than 6 MiB", name.display()).into());
+        }
+    }
     Ok(())
 }
 

@@ -12,7 +12,6 @@ const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// The newest version of the C library that the files may need.
 const GLIBC_MAX: (u32, u32) = (2, 28);
-const WHEEL_BYTES_MAX: u64 = 6 << 20;
 
 /// The folder that everything is built in.
 fn target() -> PathBuf {
@@ -41,11 +40,8 @@ fn wheel() -> PathBuf {
     made("uzswap-", "x86_64.whl")
 }
 
-/// Unpacks a wheel that has at most the bytes that one may have, and asks for no later C library;
-/// the names of its programs and libraries.
+/// Unpacks a wheel that asks for no later C library; the names of its programs and libraries.
 fn unpacked(wheel: &Path, folder: &Path, objdump: &str) -> Vec<String> {
-    let bytes = wheel.metadata().unwrap().len();
-    assert!(bytes <= WHEEL_BYTES_MAX, "{}: {bytes} bytes", wheel.display());
     assert!(wheel.to_string_lossy().contains("manylinux_2_28"), "{}", wheel.display());
     succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(folder));
     let find = succeed(Command::new("find").arg(folder).args(["-type", "f", "-size", "+3"]));
@@ -166,7 +162,7 @@ fn is_skipped() -> bool {
 }
 
 #[test]
-fn the_wheel_is_small_and_asks_for_an_old_c_library() {
+fn the_wheel_asks_for_an_old_c_library() {
     if is_skipped() {
         return;
     }
