@@ -24,6 +24,22 @@ const SCRIPTS_MAX: usize = 5;
 /// Bytes of the first line of a script that the kernel reads.
 const LINE_BYTES: usize = 256;
 
+/// The dynamic linker of musl, where programs of it expect it.
+pub const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
+/// From glibc's folder of libraries below /usr to the root, at whose parent the kernel stays there.
+const TO_ROOT: &str = "/usr/$LIB/../../../../../../../..";
+
+/// The path of a library that glibc's dynamic linker loads, and musl's does not find. That one
+/// would load it into a program that a managed one starts, and end the program, as it lacks
+/// functions of glibc. It passes over a library that is not there without a word. glibc's puts the
+/// name of its own folder, as `lib64`, in the place of `$LIB`.
+pub fn for_glibc_alone(library: PathBuf) -> PathBuf {
+    match library.strip_prefix("/") {
+        Ok(below) => Path::new(TO_ROOT).join(below),
+        Err(_) => library,
+    }
+}
+
 /// Looks at a command, or at the program that runs it if it is a script. A file that cannot be read
 /// is taken for one that can be managed.
 pub fn why_unmanaged(command: &Path) -> Option<Unmanaged> {
@@ -138,6 +154,19 @@ mod tests {
         let mut of_32_bits = program(Some("/lib/ld-linux.so.2"));
         of_32_bits[4] = 1;
         assert!(look(&of_32_bits).unwrap().refuses_library);
+    }
+
+    #[test]
+    fn a_path_for_glibc_alone_is_the_library_s_once_its_folder_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().canonicalize().unwrap().join("library");
+        std::fs::write(&library, "").unwrap();
+        let path = for_glibc_alone(library.clone());
+        assert!(!path.exists());
+        for folder in ["lib", "../bin"] {
+            let path = path.to_str().unwrap().replace("$LIB", folder);
+            assert_eq!(Path::new(&path).canonicalize().unwrap(), library);
+        }
     }
 
     #[test]

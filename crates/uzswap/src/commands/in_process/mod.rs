@@ -356,6 +356,8 @@ fn keep_settings(
 fn preload(file: &TreeFile, library: PathBuf, command: &mut Command) {
     command.env("UZSWAP_TREE", &file.path);
     let others = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let has_musl = Path::new(executable::MUSL_LINKER).exists();
+    let library = if has_musl { executable::for_glibc_alone(library) } else { library };
     let mut preload = library.into_os_string();
     if !others.is_empty() {
         preload.push(":");
