@@ -198,6 +198,30 @@ static int long_vectors(void) {
     return 0;
 }
 
+// Files that are read and written past the page cache, in blocks, to and from memory that is out.
+static int direct(void) {
+    char name[] = "direct.XXXXXX";
+    if (close(mkstemp(name))) return 2;
+    // Not every file system has that.
+    int file = open(name, O_RDWR | O_DIRECT);
+    if (file < 0) file = open(name, O_RDWR);
+    unlink(name);
+    grow();
+    unsigned char *memory = map(16 * MIB);
+    for (long at = 0; at < 16 * MIB; at++) memory[at] = at % 251;
+    for (int turn = 0; turn < 3; turn++) {
+        send_out(memory, 16 * MIB);
+        long written = pwrite(file, memory, 16 * MIB, 0), wrong = 0;
+        memset(memory, 255, 16 * MIB);
+        send_out(memory, 16 * MIB);
+        struct iovec parts[] = { { memory, 5 * MIB }, { memory + 5 * MIB, 11 * MIB } };
+        long bytes = turn ? pread(file, memory, 16 * MIB, 0) : preadv(file, parts, 2, 0);
+        for (long at = 0; at < 16 * MIB; at++) wrong += memory[at] != at % 251;
+        printf("%ld written, %ld read, %ld wrong\n", written, bytes, wrong);
+    }
+    return 0;
+}
+
 // Calls of many threads wait, each with a long buffer: all of them together are most of the memory
 // that the program is given. And one call is given more than all of that.
 enum { WAITING = 40 };
@@ -247,7 +271,7 @@ int main(int arguments, char **argument) {
         { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },
-        { "done_once", done_once },
+        { "done_once", done_once }, { "direct", direct },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

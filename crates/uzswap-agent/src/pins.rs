@@ -10,6 +10,7 @@ use uzswap_sys::map::PAGE_BYTES;
 pub const MOST: u64 = 4 << 20;
 /// Bytes that each call on a stream may pin, whatever others pin.
 const EACH_OF_STREAM: u64 = 16 << 10;
+const _: () = assert!(EACH_OF_STREAM >= PAGE_BYTES as u64);
 /// Long buffers of all calls together may take this part of the budget.
 const PART: u64 = 8;
 /// The bytes that are pinned of memory whose length the arguments do not tell: the longest path.
@@ -48,7 +49,9 @@ impl<'a> Pins<'a> {
         if wanted > EACH_OF_STREAM {
             let granted = EACH_OF_STREAM + pins.reserve(wanted - EACH_OF_STREAM);
             if granted < wanted && is_stream(file as i32) {
-                pins.left = granted;
+                // Whole pages: a file that is read past the page cache (`O_DIRECT`) is read in
+                // blocks.
+                pins.left = granted / PAGE_BYTES as u64 * PAGE_BYTES as u64;
             }
         }
         pins

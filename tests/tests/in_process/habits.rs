@@ -302,6 +302,12 @@ fn calls_with_long_buffers_leave_memory_to_other_threads() {
 }
 
 #[test]
+fn a_file_is_read_and_written_past_the_page_cache() {
+    compare("calls.c", &["direct"]);
+    compare_with("calls.c", &["direct"], "export UZSWAP_MEANS=guards;");
+}
+
+#[test]
 fn a_bad_pointer_is_an_error_and_nothing_else() {
     compare("calls.c", &["bad_pointers"]);
 }
