@@ -237,6 +237,32 @@ static int cancels(void) {
     return 0;
 }
 
+// Threads that may be cancelled at any time are so while their pages come in and leave.
+static void *touch_for_ever(void *memory) {
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+    for (;;)
+        for (long at = 0; at < 8 * MIB; at += PAGE) ((volatile unsigned char *)memory)[at]++;
+}
+static int cancels_anywhere(void) {
+    unsigned char *memory = map(8 * MIB);
+    int cancelled = 0;
+    memset(memory, 1, 8 * MIB);
+    grow();
+    end_after(60);
+    for (int i = 0; i < 40; i++) {
+        pthread_t thread;
+        void *answer;
+        pthread_create(&thread, NULL, touch_for_ever, memory);
+        usleep(5000);
+        send_out(memory, 8 * MIB);
+        pthread_cancel(thread);
+        pthread_join(thread, &answer);
+        cancelled += answer == PTHREAD_CANCELED;
+    }
+    printf("%d cancelled\n", cancelled);
+    return 0;
+}
+
 // A handler is told what was interrupted: a program that waits in a call is at that call.
 static volatile long at;
 static void tell(int signal, siginfo_t *info, void *context) {
@@ -396,7 +422,7 @@ int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "large_frames", large_frames }, { "places", places }, { "early_stack", early_stack },
         { "overflows", overflows }, { "coroutines", coroutines }, { "masks", masks },
-        { "jumps_out_of_read", jumps_out_of_read }, { "cancels", cancels },
+        { "jumps_out_of_read", jumps_out_of_read }, { "cancels", cancels }, { "cancels_anywhere", cancels_anywhere },
         { "tells_where", tells_where }, { "small_stacks", small_stacks },
         { "small_stack_waits", small_stack_waits },
         { "nothing_queued", nothing_queued }, { "past_other_libraries", past_other_libraries },

@@ -110,9 +110,18 @@ fn install(signal: c_int) -> io::Result<()> {
         libc::sigfillset(&mut ours.sa_mask);
         // The C library's calls may have been replaced with it.
         libc::sigdelset(&mut ours.sa_mask, libc::SIGILL);
+        add_cancellation(&mut ours.sa_mask);
         real_sigaction(signal, &ours, std::ptr::null_mut())
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Adds the signal by which the C library cancels threads, which its own function leaves out. Its
+/// handler unwinds a thread that may be cancelled at any time, and our locks would stay taken.
+fn add_cancellation(set: &mut libc::sigset_t) {
+    const SIGCANCEL: u64 = 32;
+    // SAFETY: the C library's set begins with the kernel's.
+    unsafe { *std::ptr::from_mut(set).cast::<u64>() |= 1 << (SIGCANCEL - 1) };
 }
 
 fn hook_of(signal: c_int) -> Option<&'static Hook> {
@@ -328,7 +337,10 @@ impl Blocked {
             for fault in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL] {
                 libc::sigdelset(every.as_mut_ptr(), fault);
             }
-            libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
+            add_cancellation(every.assume_init_mut());
+            let (set, old, bytes) = (every.as_ptr(), before.as_mut_ptr(), size_of::<u64>());
+            // The C library's function would leave that signal out.
+            libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, set, old, bytes);
             Self { before: before.assume_init() }
         }
     }

@@ -83,6 +83,14 @@ fn a_thread_that_waits_in_a_call_is_cancelled() {
 }
 
 #[test]
+fn a_thread_is_cancelled_while_its_pages_come_in() {
+    for means in ["userfaultfd", "guards"] {
+        let before = format!("export UZSWAP_MEANS={means};");
+        compare_with("signals.c", &["cancels_anywhere"], &before);
+    }
+}
+
+#[test]
 fn a_thread_may_have_the_smallest_stack_that_there_is() {
     compare("signals.c", &["small_stacks", "small_stack_waits", "many_small_stacks"]);
 }
