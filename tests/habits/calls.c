@@ -222,6 +222,72 @@ static int direct(void) {
     return 0;
 }
 
+// A program's own memory that is out, by the kernel's file of it.
+static int own_memory(void) {
+    unsigned char *memory = map(8 * MIB), *other = map(8 * MIB);
+    for (long at = 0; at < 8 * MIB; at++) memory[at] = at % 251;
+    // The first is open before it is kept small.
+    int early = open("/proc/self/mem", O_RDWR), wrong = 0, file;
+    grow();
+    for (int turn = 0; turn < 4; turn++) {
+        file = turn == 0 ? early : open("/proc/self/mem", O_RDWR);
+        long start = (long)memory + turn * 777, bytes = turn % 2 ? 2 * PAGE : 7 * MIB;
+        send_out(memory, 8 * MIB);
+        memory[turn * 777] = turn;
+        lseek(file, start, SEEK_SET);
+        long moved = turn < 2 ? pread(file, other, bytes, start) : read(file, other, bytes);
+        wrong += memcmp(memory + turn * 777, other, bytes) != 0;
+        send_out(memory, 8 * MIB);
+        lseek(file, ++start, SEEK_SET);
+        long back = turn < 2 ? pwrite(file, other, bytes, start) : write(file, other, bytes);
+        printf("%ld read, %ld written, %d wrong\n", moved, back, wrong);
+        wrong += memcmp((void *)start, other, bytes) != 0;
+    }
+    struct iovec parts[] = { { other, PAGE }, { other + PAGE, 5 * PAGE + 1 } };
+    send_out(memory, 8 * MIB);
+    printf("%ld read\n", (long)preadv(file, parts, 2, (long)memory));
+    wrong += memcmp(memory, other, 6 * PAGE + 1) != 0;
+    printf("%d wrong, %ld at 0\n", wrong, (long)pread(file, other, PAGE, 0));
+    return 0;
+}
+
+// Threads end with robust locks whose memory is out: the next owner is told.
+static unsigned char *locks;
+static pthread_mutex_t *lock_at(int number) { return (void *)(locks + number * 2 * PAGE); }
+static void *end_with_locks(void *count) {
+    for (int i = 0; i < (long)count; i++) pthread_mutex_lock(lock_at(i));
+    usleep(600000);
+    send_out(locks, MIB);
+    return NULL;
+}
+static int robust(void) {
+    enum { LOCKS = 12 };
+    pthread_mutexattr_t kind;
+    pthread_mutexattr_init(&kind);
+    pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST);
+    locks = map(MIB);
+    for (int i = 0; i < LOCKS; i++) {
+        pthread_mutexattr_setprotocol(&kind, i % 3 ? PTHREAD_PRIO_NONE : PTHREAD_PRIO_INHERIT);
+        pthread_mutex_init(lock_at(i), &kind);
+    }
+    end_after(30);
+    for (int turn = 0; turn < 3; turn++) {
+        pthread_t thread;
+        // The first one has its locks from before.
+        pthread_create(&thread, NULL, end_with_locks, (void *)LOCKS);
+        if (turn == 0) grow();
+        pthread_join(thread, NULL);
+        int told = 0;
+        for (int i = 0; i < LOCKS; i++) {
+            told += pthread_mutex_lock(lock_at(i)) == EOWNERDEAD;
+            pthread_mutex_consistent(lock_at(i));
+            pthread_mutex_unlock(lock_at(i));
+        }
+        printf("told of %d\n", told);
+    }
+    return 0;
+}
+
 // Calls of many threads wait, each with a long buffer: all of them together are most of the memory
 // that the program is given. And one call is given more than all of that.
 enum { WAITING = 40 };
@@ -271,7 +337,8 @@ int main(int arguments, char **argument) {
         { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },
-        { "done_once", done_once }, { "direct", direct },
+        { "done_once", done_once }, { "direct", direct }, { "own_memory", own_memory },
+        { "robust", robust },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -267,11 +267,85 @@ static int counts_itself(void) {
     return 0;
 }
 
+// Threads past the C library, and processes in this memory: each has its parent's variables.
+enum { LENT = 8 * MIB };
+static unsigned char *lent;
+static volatile int sharing;
+static unsigned long sum_lent(void) {
+    unsigned long sum = 0;
+    for (int turn = 0; turn < 50; turn++)
+        for (long at = 0; at < LENT; at += PAGE)
+            sum = sum * 31 + lent[at + 8] + lent[at + 100]++;
+    return sum;
+}
+static volatile unsigned long lent_sum;
+static volatile int may_sum;
+static int sum_and_end(void *is_thread) {
+    sharing = 1;
+    while (!may_sum) sched_yield();
+    lent_sum = sum_lent();
+    sharing = 0;
+    // Nothing of the C library's, whose variables are another thread's.
+    return is_thread ? (int)syscall(SYS_exit, 0) : 7;
+}
+static int share_with(int flags, int grows_before) {
+    lent = map(LENT);
+    for (long at = 0; at < LENT; at++) lent[at] = at % 251;
+    if (grows_before) grow();
+    may_sum = grows_before;
+    end_after(100);
+    int is_thread = (flags & CLONE_THREAD) != 0, status = 0;
+    pid_t child = clone(sum_and_end, map(MIB) + MIB, flags, is_thread ? lent : NULL);
+    while (!sharing && !lent_sum) usleep(1000);
+    for (int i = 0; !grows_before && i < 60; i++) {
+        memset(map(MIB), i + 1, MIB);
+        usleep(70000);
+    }
+    may_sum = 1;
+    unsigned char *own = map(LENT);
+    unsigned long sum = 0;
+    for (long at = 0; at < LENT; at++) own[at] = at % 241;
+    for (int turn = 0; turn < 50; turn++)
+        for (long at = 0; at < LENT; at += PAGE) sum = sum * 31 + own[at + 8]++;
+    if (!is_thread) waitpid(child, &status, 0);
+    while (!lent_sum || sharing) usleep(1000);
+    printf("%lx, %lx, %d\n", sum, lent_sum, WEXITSTATUS(status));
+    return 0;
+}
+enum { ALL = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND };
+static int shares_memory(void) { return share_with(CLONE_VM | SIGCHLD, 1); }
+static int shares_all(void) { return share_with(ALL | SIGCHLD, 1); }
+static int shares_as_thread(void) { return share_with(ALL | CLONE_THREAD, 1); }
+static int shared_memory_before(void) { return share_with(CLONE_VM | SIGCHLD, 0); }
+static int shared_as_thread_before(void) { return share_with(ALL | CLONE_THREAD, 0); }
+
+// The register of a thread's variables has another value for a while.
+static int other_block(void) {
+    static unsigned long block[2 * PAGE];
+    unsigned long own, sum = 0;
+    lent = map(LENT);
+    for (long at = 0; at < LENT; at++) lent[at] = at % 251;
+    grow();
+    send_out(lent, LENT);
+    syscall(SYS_arch_prctl, 0x1003, &own);
+    syscall(SYS_arch_prctl, 0x1002, block + PAGE);
+    for (long at = 0; at < LENT; at += PAGE) sum = sum * 31 + lent[at + 8];
+    // Without the C library, which has its error number there.
+    long number = SYS_arch_prctl;
+    __asm__ volatile("syscall" : "+a"(number) : "D"(0x1002L), "S"(own) : "rcx", "r11", "memory");
+    printf("%lx, %ld\n", sum, number);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
         { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
+        { "shares_memory", shares_memory }, { "shares_all", shares_all },
+        { "shares_as_thread", shares_as_thread }, { "other_block", other_block },
+        { "shared_memory_before", shared_memory_before },
+        { "shared_as_thread_before", shared_as_thread_before },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -4,7 +4,7 @@ use crate::pins::{
     BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_type, make, make_once,
     make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
 };
-use crate::{Agent, layout, stage, whole};
+use crate::{Agent, layout, own_files, stage, whole};
 use libc::c_long;
 use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
@@ -13,6 +13,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// Makes a call with its buffers pinned: longer ones as far as they may be.
 pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     layout::await_complete();
+    let _shown = own_files::show_to_list(agent, call);
     let mut pins = pin_all(agent, call, buffers);
     if pins.left() == 0 && is_read_of_file(call) {
         drop(pins);
@@ -149,6 +150,7 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     }
     let mut pins = Pins::new(agent);
     let any = pin_touched(&mut pins, call, arguments);
+    own_files::before_open(call);
     // The memory of these calls may refer to more memory; memory that is not adopted yet may be in
     // a moment.
     if !any && is_complete && !is_deep(call.number as c_long) {

@@ -5,8 +5,8 @@
 
 use crate::buffers::{pinned, touched};
 use crate::pins::{Pins, is_type, make_until_it_sees, pin_vector, refuse};
-use crate::{AGENT, Agent, advice, alone, devices, layout, masks, processes, seccomp, stacks};
-use crate::{stage, thread, whole};
+use crate::{AGENT, Agent, advice, alone, devices, layout, masks, own_files, processes, robust};
+use crate::{seccomp, sharing, stacks, stage, thread, whole};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -115,9 +115,10 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_ptrace => seccomp::trace(agent, call),
         libc::SYS_shmat => layout::attach(agent, call),
         libc::SYS_set_tid_address => layout::leave_in(agent, call, 4),
-        libc::SYS_set_robust_list | libc::SYS_rseq => {
-            layout::leave_in(agent, call, call.arguments[1])
-        }
+        libc::SYS_set_robust_list => robust::set(agent, call),
+        libc::SYS_exit => robust::end(agent),
+        libc::SYS_rseq => layout::leave_in(agent, call, call.arguments[1]),
+        libc::SYS_arch_prctl => sharing::set_block(agent, call),
         libc::SYS_sigaltstack => stacks::set(agent, call),
         libc::SYS_rt_sigaction => processes::action(agent, call),
         libc::SYS_clone => processes::clone(agent, call),
@@ -154,7 +155,9 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
     layout::await_complete();
     let is_cut = || Pins::of_file(agent, file, bytes).left() < bytes;
-    if is_write && is_cut() && whole::write(agent, call) {
+    // Memory is written part by part.
+    let may_be_memory = own_files::may_show_memory();
+    if is_write && !may_be_memory && is_cut() && whole::write(agent, call) {
         return Outcome::Done;
     }
     let mut done = 0;
@@ -164,9 +167,10 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         pins.pin(at + done, part);
         let place = if is_at_place { offset + done } else { offset };
         let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];
+        let shown = own_files::show(agent, call, done, part);
         // SAFETY: a part of the program's request.
         let result = unsafe { raw(call.number, arguments) };
-        drop(pins);
+        drop((shown, pins));
         if result < 0 {
             call.result = if done > 0 { done as i64 } else { result };
             return Outcome::Done;
@@ -177,7 +181,7 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         if !is_whole || !is_write && !is_type(file as i32, libc::S_IFREG) {
             call.result = done as i64;
             if call.number as c_long == libc::SYS_pread64 {
-                layout::read_own_pagemap(agent, call);
+                own_files::read_pagemap(agent, call);
             }
             return Outcome::Done;
         }

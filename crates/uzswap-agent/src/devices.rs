@@ -11,6 +11,7 @@ use crate::{Agent, inside, layout};
 use rustix::fs::{Dir, DirEntry, Mode, OFlags};
 use std::fs;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use uzswap_calls::{Call, Outcome};
 use uzswap_sys::map::PAGE_BYTES;
@@ -25,16 +26,20 @@ const TOLD: [&str; 3] = ["anon_inode:kvm-vm", "/dev/vhost-", "/dev/vfio/"];
 /// The name of an open file by which the kernel may use memory that is not known here. Looks at the
 /// files of a thread: the first one of the program may have ended.
 pub fn user(thread: i32) -> Option<String> {
+    let told: &[&str] = if handed().is_empty() { &TOLD } else { &[] };
+    let is_user = |name: &str| USERS.iter().chain(told).any(|user| name.starts_with(user));
+    let mut names = open_files(thread).map(|name| name.to_string_lossy().into_owned());
+    names.find(|name| is_user(name))
+}
+
+/// The names of the files that a thread has open.
+pub fn open_files(thread: i32) -> impl Iterator<Item = PathBuf> {
     let folder = format!("/proc/self/task/{thread}/fd");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(&folder, flags, Mode::empty()).and_then(Dir::new);
     let files = opened.into_iter().flatten().flatten();
     let number = |file: DirEntry| file.file_name().to_string_lossy().into_owned();
-    let mut names =
-        files.filter_map(|file| fs::read_link(format!("{folder}/{}", number(file))).ok());
-    let told: &[&str] = if handed().is_empty() { &TOLD } else { &[] };
-    let is_user = |name: &str| USERS.iter().chain(told).any(|user| name.starts_with(user));
-    names.find_map(|name| Some(name.to_string_lossy().into_owned()).filter(|name| is_user(name)))
+    files.filter_map(move |file| fs::read_link(format!("{folder}/{}", number(file))).ok())
 }
 
 /// Memory that the program handed to a device before it was taken over.

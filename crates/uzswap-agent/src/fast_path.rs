@@ -5,7 +5,7 @@
 //! `tests/tests/in_process/fast_path.rs` reads the machine code for that.
 
 use crate::pins::used_of_futex;
-use crate::{stage, thread};
+use crate::{own_files, stage, thread};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -15,12 +15,16 @@ use uzswap_sys::fault_signals;
 /// A longer buffer is left to the slow path.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// A page that is out may have a guard in its place: see [`crate::layout::read_own_pagemap`].
+/// A page that is out may have a guard in its place: see [`crate::own_files::read_pagemap`].
 pub static HAS_GUARDS: AtomicBool = AtomicBool::new(false);
 
 /// Makes the call if all that it is given is there.
 pub fn on_call(call: &mut Call) -> Outcome {
     let Some([one, other]) = buffers(call) else { return Outcome::Undecided };
+    if stage::is_left() {
+        // Threads may have one block.
+        return Outcome::Bare;
+    }
     if is_pager_thread() || fault_signals::is_on_own_stack() || !stage::is_complete() {
         return Outcome::Undecided;
     }
@@ -60,6 +64,9 @@ fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
         // Perhaps the kernel's list of pages.
         libc::SYS_pread64 if (c | d) % 8 == 0 && HAS_GUARDS.load(Relaxed) => return None,
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
+            if own_files::may_show_memory() {
+                return None;
+            }
             ((b, c), (0, 0))
         }
         libc::SYS_recvfrom | libc::SYS_sendto if e == 0 => ((b, c), (0, 0)),

@@ -458,49 +458,6 @@ pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Corrects the kernel's list of this process's pages, if a program has read that. The kernel lists
-/// a guard as a page that is swapped out; a page for which it stands is absent.
-pub fn read_own_pagemap(agent: &Agent, call: &Call) {
-    const ENTRY: u64 = size_of::<u64>() as u64;
-    const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
-    let [file, to, _, offset, ..] = call.arguments;
-    let mut pins = Pins::new(agent);
-    let bytes = pins.left().min(call.result.max(0) as u64);
-    if crate::mode() == Mode::InThread
-        || bytes == 0
-        || !(bytes | offset).is_multiple_of(ENTRY)
-        || !is_own_pagemap(file as i32)
-    {
-        return;
-    }
-    pins.pin(to, bytes);
-    for number in 0..bytes / ENTRY {
-        let page = (offset / ENTRY + number) as usize * PAGE_BYTES;
-        if agent.pager.is_out(page) {
-            let entry = (to + number * ENTRY) as *mut u64;
-            // SAFETY: the kernel has just written there, and the page is pinned.
-            unsafe { entry.write_unaligned(entry.read_unaligned() & !SWAPPED_OR_GUARD) };
-        }
-    }
-}
-
-/// True if a file is the kernel's list of this process's pages. The kernel reports such files as
-/// empty.
-fn is_own_pagemap(file: i32) -> bool {
-    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
-    // SAFETY: the kernel writes the status to where it is told; zeros are one.
-    let is_empty =
-        unsafe { raw(libc::SYS_fstat as u64, arguments) == 0 && status.assume_init().st_size == 0 };
-    if !is_empty {
-        return false;
-    }
-    let _inside = inside();
-    let own = format!("/proc/{}/", std::process::id());
-    let name = std::fs::read_link(format!("/proc/self/fd/{file}"));
-    name.is_ok_and(|name| name.starts_with(&own) && name.ends_with("pagemap"))
-}
-
 /// `mseal`: sealed memory stays as the program has it.
 pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();

@@ -2,7 +2,7 @@
 
 use crate::pins::{Pins, make_until_it_sees, peek, peek_bytes, pin_touched, poke, refuse};
 use crate::signals::{KernelAction, ours};
-use crate::{Agent, adoption, forking, handlers, inside, layout, stacks, stage};
+use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stacks, stage};
 use libc::c_long;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -177,6 +177,7 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
         (arguments[0], arguments[1]) = (flags & !SHARED, 0);
         return make_child(agent, call, arguments, stack);
     }
+    sharing::before_clone(agent, flags);
     expect_thread(agent, flags);
     for (at, bytes) in [(parent, 4), (child, 4)] {
         layout::give_back(agent, at, bytes);
@@ -230,6 +231,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
         return clone3_apart(agent, call, pins);
     }
     drop(pins);
+    sharing::before_clone(agent, arguments.flags);
     expect_thread(agent, arguments.flags);
     // The arguments themselves have to be there, and nobody can let go of them in a child.
     layout::give_back(agent, at, bytes);

@@ -89,7 +89,7 @@ const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
 
 /// Gives all memory back to the program, ends our threads, and looks at few of its calls from then
 /// on.
-fn leave(agent: &Agent, reason: &str) {
+pub fn leave(agent: &Agent, reason: &str) {
     // A child whose pages cannot be watched: it has no thread of ours, and all memory is in.
     let was_left = stage::is_left();
     alone::end_watching();

@@ -64,7 +64,8 @@ const TRANSITIONS: &[(Stage, Stage, &str)] = &[
     (
         Managed,
         LeftAlone,
-        "it is about to forbid itself a call that brings pages in (seccomp), or has itself traced",
+        "it is about to forbid itself a call that brings pages in (seccomp), has itself traced, or \
+         makes a thread with the variables of another one",
     ),
     (Managed, LeftAlone, "in a child, whose pages cannot be watched"),
     (Bare, Managed, "threads of ours are started"),

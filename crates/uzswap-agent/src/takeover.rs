@@ -9,9 +9,9 @@
 
 use crate::stage::{self, Stage};
 use crate::{
-    AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart, tree,
+    AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart, robust,
 };
-use crate::{layout, processes, seen, signals, stacks, threads};
+use crate::{layout, own_files, processes, seen, sharing, signals, stacks, threads, tree};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, OsStr};
 use std::fs;
@@ -47,6 +47,7 @@ fn stay(thread: &mut Stopped) -> bool {
     if stage::is_taken_over() {
         // From now on its own stack for signals may leave.
         stacks::arm_in_handler(&mut thread.signal_stack);
+        robust::note();
     }
     restart::go_on(thread, waited);
     true
@@ -63,6 +64,7 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if let Some(user) = looker::apart(|| devices::user(thread)) {
         return Err(format!("it has {user} open, by which its memory is used at any time"));
     }
+    looker::apart(|| own_files::note_open(devices::open_files(thread)));
     if let Err(error) = looker::apart(smaps::check) {
         return Err(format!("/proc/self/smaps, which tells of its memory: {error}"));
     }
@@ -87,10 +89,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
     let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(|error| said(&error))?;
-    let pager = pager(memory).map_err(|error| match os_error(&error) {
-        Some(libc::EMFILE) => too_few_descriptors(),
-        _ => said(&error),
-    })?;
+    let pager = pager(memory).map_err(|error| why_no_pager(&error))?;
     if !has_room_for_fork() {
         return Err(too_few_descriptors());
     }
@@ -107,32 +106,33 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let mut layout = layout::lock();
     let ours = looker::apart(threads::ours);
     let me = (!ours.contains(&me)).then_some(me);
+    let mut sharer = None;
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
         let stopped = stop::others(libc::SIGBUS, &ours, all, waited_call, |stopped| {
-            let agent = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files))?;
+            // A thread that is beginning has none of its own yet.
+            sharer = sharing::find(&ours);
+            if sharer.is_some() {
+                return None;
+            }
+            let taken = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files));
+            let Some(agent) = taken else { return Some(None) };
             begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
             // SAFETY: all other threads stand still, but for ours, which make no calls that
             // `on_call` would do anything about.
-            unsafe {
-                work.apply();
-                in_kernels.as_ref().inspect(|work| _ = work.apply());
-            }
-            handlers::take_over();
-            handlers::begin_on_stack(libc::SIGBUS, true);
+            unsafe { replace(&work, in_kernels.as_ref()) };
             // A stopped thread has no lock of our allocator's.
-            Some(stopped.to_vec())
+            Some(Some(stopped.to_vec()))
         });
+        let stopped = stopped.flatten();
         if stopped.is_none() {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         stopped
     });
     drop((work, in_kernels));
-    let Some(stopped) = stopped else {
-        return Err("its threads do not stop: they block SIGBUS".into());
-    };
+    let stopped = stopped.ok_or_else(|| why_not_stopped(sharer))?;
     let Some(stopped) = stopped else {
         // Its descriptors are not ours to close.
         std::mem::forget(agent);
@@ -145,6 +145,32 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     // While the layout is locked.
     stage::enter(Stage::Managed);
     Ok(())
+}
+
+fn why_no_pager(error: &uzswap_region::Error) -> String {
+    match os_error(error) {
+        Some(libc::EMFILE) => too_few_descriptors(),
+        _ => error.to_string(),
+    }
+}
+
+fn why_not_stopped(sharer: Option<sharing::Sharer>) -> String {
+    let blocked = || "its threads do not stop: they block SIGBUS".into();
+    sharer.map_or_else(blocked, sharing::reason)
+}
+
+/// Replaces the calls and the handlers.
+///
+/// # Safety
+/// As of [`PreparedPatch::apply`].
+unsafe fn replace(work: &PreparedPatch, in_kernels: Option<&PreparedPatch>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        work.apply();
+        in_kernels.inspect(|work| _ = work.apply());
+    }
+    handlers::take_over();
+    handlers::begin_on_stack(libc::SIGBUS, true);
 }
 
 /// Prepares the replacement of all calls, and of those in code of the kernel's. A kernel may have

@@ -26,6 +26,8 @@ pub struct Thread {
     pub is_armed: Cell<bool>,
     /// The replaced call that it is in, but for handlers that have interrupted one; null: none.
     pub call: Cell<*const Frame>,
+    /// Where its list of robust locks begins; 0: not known.
+    pub robust: Cell<u64>,
     /// The call whose fast path has pinned `pinned`; 0: none.
     first: Cell<usize>,
     pinned: [Cell<usize>; 4],
@@ -41,6 +43,7 @@ thread_local! {
             is_inside: Cell::new(false),
             is_armed: Cell::new(false),
             call: Cell::new(std::ptr::null()),
+            robust: Cell::new(0),
             first: Cell::new(0),
             pinned: [const { Cell::new(0) }; 4],
             table: Cell::new(std::ptr::null()),

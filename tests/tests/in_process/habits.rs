@@ -290,6 +290,34 @@ fn a_program_that_counts_its_threads_sees_its_own() {
 }
 
 #[test]
+fn threads_that_have_the_variables_of_another_one_are_found_and_named() {
+    let shares = ["shares_memory", "shares_all", "shares_as_thread", "other_block"];
+    for means in ["userfaultfd", "guards"] {
+        compare_with("forks.c", &shares, &format!("export UZSWAP_MEANS={means};"));
+    }
+    let folder = folder("forks.c");
+    for habit in ["shared_memory_before", "shared_as_thread_before"] {
+        let with = run(folder.path(), &format!("{RUN} ./program {habit}"));
+        assert_eq!(said(&with), said(&run(folder.path(), &format!("./program {habit}"))));
+        let told = String::from_utf8_lossy(&with.stderr);
+        assert!(told.contains("has the variables of another thread"), "{habit}: {told}");
+    }
+}
+
+#[test]
+fn the_next_owner_of_a_robust_lock_is_told_that_the_last_one_has_ended() {
+    compare("calls.c", &["robust"]);
+    compare_with("calls.c", &["robust"], "export UZSWAP_MEANS=guards;");
+}
+
+#[test]
+fn a_program_reads_and_writes_its_memory_by_the_kernel_s_file() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("calls.c", &["own_memory"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn forks_go_on_where_no_file_may_be_opened() {
     compare("forks.c", &["confined"]);
 }

@@ -1,0 +1,75 @@
+//! Robust locks. Each thread keeps a list of those that it has. The kernel walks the list as the
+//! thread ends, outside of any system call, and tells their next owners. It stops at memory that is
+//! out, and nobody would be told. So the memory of these locks is given back to the program before.
+
+use crate::pins::{Pins, peek};
+use crate::{Agent, layout, thread};
+use uzswap_calls::{Call, Outcome, raw};
+
+/// The kernel's `robust_list_head`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Head {
+    first: u64,
+    /// From an entry of the list to its lock.
+    distance: i64,
+    /// A lock that is being taken or let go.
+    pending: u64,
+}
+
+/// The kernel's own limit: a list may be a circle.
+const LOCKS_MAX: usize = 2048;
+/// An entry's first bit says that its lock lends priority.
+const KIND: u64 = 1;
+
+/// `set_robust_list`: notes where the calling thread's list begins. The kernel reads it later.
+pub fn set(agent: &Agent, call: &Call) -> Outcome {
+    thread::with(|thread| thread.robust.set(call.arguments[0]));
+    layout::leave_in(agent, call, call.arguments[1])
+}
+
+/// Notes the list of a thread that was there when the program was taken over, once.
+pub fn note() {
+    if thread::with(|thread| thread.robust.get()) != 0 {
+        return;
+    }
+    let (mut head, mut bytes) = (0u64, 0u64);
+    let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];
+    // SAFETY: the kernel writes both numbers.
+    let told = unsafe { raw(libc::SYS_get_robust_list as u64, [0, head_at, bytes_at, 0, 0, 0]) };
+    if told == 0 {
+        thread::with(|thread| thread.robust.set(head));
+    }
+}
+
+/// `exit`: brings the memory of the thread's locks back for good.
+pub fn end(agent: &Agent) -> Outcome {
+    let list = thread::with(|thread| thread.robust.get());
+    let Some(head) = peek::<Head>(list) else { return Outcome::Bare };
+    if head.pending != 0 {
+        give_back(agent, head.pending, head.distance);
+    }
+    let mut entry = head.first;
+    for _ in 0..LOCKS_MAX {
+        if entry & !KIND == list {
+            break;
+        }
+        give_back(agent, entry, head.distance);
+        let Some(next) = peek(entry & !KIND) else { break };
+        entry = next;
+    }
+    Outcome::Bare
+}
+
+/// Gives an entry back, and its lock.
+fn give_back(agent: &Agent, entry: u64, distance: i64) {
+    let entry = entry & !KIND;
+    let lock = entry.wrapping_add_signed(distance);
+    for (at, bytes) in [(entry, size_of::<u64>()), (lock, size_of::<u32>())] {
+        // Not every entry is an address.
+        let is_there = Pins::new(agent).pin(at, bytes as u64);
+        if is_there {
+            layout::give_back(agent, at, bytes as u64);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Threads and processes that use the memory of this one, and the variables of one of its threads
+//! (`clone` with CLONE_VM, by the program itself).
+//!
+//! A fault is served with variables of its thread (`thread`, `stacks`, buffers of the compressor),
+//! which are found by the register of the thread's block. Two threads with one block would change
+//! them at the same time, and one with another block than the C library has made has none. So a
+//! program that is about to make such a thread is left alone, and one that has one is not taken
+//! over. A child of `vfork` has its parent's block, too, but the parent stands still.
+
+use crate::seccomp::leave;
+use crate::{Agent, looker};
+use std::fs;
+use uzswap_calls::{Call, Outcome, raw, stop};
+use uzswap_sys::{fault_signals, process};
+
+/// Looks at a `clone` in this memory with such flags, before it is made.
+pub fn before_clone(agent: &Agent, flags: u64) {
+    const BORROWED: u64 = libc::CLONE_VFORK as u64;
+    const OF_THREAD: u64 = (libc::CLONE_THREAD | libc::CLONE_SETTLS) as u64;
+    if flags & BORROWED == 0 && flags & OF_THREAD != OF_THREAD {
+        leave_alone(agent, MAKES);
+    }
+}
+
+/// A child that borrows its parent's memory (`vfork`) becomes another program at once.
+fn leave_alone(agent: &Agent, reason: &str) {
+    if !fault_signals::is_other_process() {
+        leave(agent, reason);
+    }
+}
+
+const MAKES: &str = "it makes a thread past the C library, without variables of its own (clone)";
+const MOVES: &str = "it gives a thread other variables than the C library has made (arch_prctl)";
+
+/// `arch_prctl`: before a thread is given another block, all memory is back.
+pub fn set_block(agent: &Agent, call: &mut Call) -> Outcome {
+    const SET_FS: u64 = 0x1002;
+    const GET_FS: u64 = 0x1003;
+    if call.arguments[0] == SET_FS {
+        let mut present = 0u64;
+        let ask = [GET_FS, &raw mut present as u64, 0, 0, 0, 0];
+        // SAFETY: the kernel writes the address to where it is told.
+        let is_told = unsafe { raw(libc::SYS_arch_prctl as u64, ask) } == 0;
+        if !is_told || present != call.arguments[1] {
+            leave_alone(agent, MOVES);
+        }
+        return Outcome::Bare;
+    }
+    crate::buffers::touched(agent, call, &[1])
+}
+
+/// A thread or child of the program's that has the variables of another thread. A child that is
+/// about to become another program is gone in a moment, and a new thread has its list by then.
+/// `ours` are threads of ours.
+pub fn find(ours: &[i32]) -> Option<Sharer> {
+    looker::apart(|| find_here(ours))
+}
+
+/// Its kind and number.
+pub type Sharer = (&'static str, i32);
+
+/// Why the program cannot be taken over for it.
+pub fn reason((kind, number): Sharer) -> String {
+    format!("its {kind} {number} has the variables of another thread")
+}
+
+fn find_here(ours: &[i32]) -> Option<Sharer> {
+    let threads = stop::threads().unwrap_or_default();
+    let mut of_program = threads.iter().filter(|thread| !ours.contains(thread));
+    // Where the kernel knows no such lists, none can be missing. The caller is a thread of ours.
+    let bare = of_program.find(|thread| has_list(0) && !has_list(**thread) && !is_over(**thread));
+    let children = threads.iter().flat_map(|thread| {
+        let listed = fs::read_to_string(format!("/proc/self/task/{thread}/children"));
+        let numbers = listed.unwrap_or_default();
+        numbers.split_whitespace().filter_map(|one| one.parse().ok()).collect::<Vec<i32>>()
+    });
+    let mut children = children.filter(|child| process::has_parents_memory(*child));
+    let child = || children.next().map(|child| ("child", child));
+    bare.map(|thread| ("thread", *thread)).or_else(child)
+}
+
+/// True if a thread has a list of robust locks, as each has that the C library made.
+fn has_list(thread: i32) -> bool {
+    let (mut head, mut bytes) = (0u64, 0u64);
+    let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];
+    // SAFETY: the kernel writes both numbers.
+    let told = unsafe {
+        raw(libc::SYS_get_robust_list as u64, [thread as u64, head_at, bytes_at, 0, 0, 0])
+    };
+    told != 0 || head != 0
+}
+
+/// True if a thread has ended: the first one is listed until the last one ends.
+fn is_over(thread: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.bytes().next());
+    state.is_none_or(|state| matches!(state, b'Z' | b'X'))
+}
