@@ -74,6 +74,8 @@ pub struct Managed {
     pub hopeless: u32,
     /// The process is suspended.
     pub is_suspended: bool,
+    /// Its faults are not served just now.
+    pub is_slowed: bool,
     /// Another process reads all of its memory, which must stay.
     pub is_read: bool,
     /// As before the take-over.
@@ -155,6 +157,7 @@ fn before_take_over(seen: &Unmanaged) -> Action {
 /// Keeps the pager's budget at the allowance, less other memory. Shared memory is in both.
 fn keep(seen: &Managed) -> Keep {
     let least = least_budget(seen.least);
+    let is_slowed = seen.is_slowed && !seen.is_starved && !seen.is_read;
     // With less than its least, or than its share, it starves for want of a larger budget, which it
     // gets now.
     let is_cut = least > seen.budget || seen.kept_idle < seen.allowance;
@@ -173,10 +176,24 @@ fn keep(seen: &Managed) -> Keep {
     Keep {
         hopeless,
         is_patient: hopeless < HOPELESS,
-        is_suspended: seen.is_suspended,
+        is_suspended: seen.is_suspended || is_slowed,
         budget: (!is_near && !seen.is_recorded).then_some(budget),
-        wait: if seen.is_suspended { WAIT_MAX } else { wait(room) },
+        wait: match (seen.is_suspended, is_slowed) {
+            (true, _) => WAIT_MAX,
+            (false, true) => SLICE / 4,
+            (false, false) => wait(room),
+        },
     }
+}
+
+/// The time of which a part is served, and the parts of one that is slowed.
+const SLICE: Duration = Duration::from_millis(50);
+const SLICES: u64 = 4;
+
+/// True if the faults of a process are not served just now, as so many others work and need the
+/// CPUs. It is served a quarter of the time, by the clock's milliseconds.
+pub fn is_slowed(ahead: u64, cpus: u64, now: u64, process: u64) -> bool {
+    ahead >= 2 * cpus && !(now / SLICE.as_millis() as u64 + process).is_multiple_of(SLICES)
 }
 
 /// The least budget of a pager that needs so much to go on.
@@ -252,6 +269,7 @@ mod tests {
         may_hope: true,
         hopeless: 0,
         is_suspended: false,
+        is_slowed: false,
         is_read: false,
         is_recorded: false,
         allowance: 64 * MIB,
@@ -362,6 +380,18 @@ mod tests {
         );
         let read = kept(Managed { is_read: true, is_suspended: true, ..MANAGED });
         assert_eq!(read.budget, Some(u64::MAX - 7 * MIB));
+    }
+
+    #[test]
+    fn one_behind_many_that_work_is_served_a_quarter_of_the_time() {
+        let served =
+            |ahead, process| (0..2000).filter(|now| !is_slowed(ahead, 2, *now, process)).count();
+        assert_eq!([served(3, 0), served(4, 0), served(20, 7)], [2000, 500, 500]);
+        let slowed = kept(Managed { is_slowed: true, ..MANAGED });
+        assert_eq!((slowed.is_suspended, slowed.budget), (true, None), "its memory stays");
+        assert!(slowed.wait < SLICE);
+        let starved = kept(Managed { is_slowed: true, is_starved: true, ..MANAGED });
+        assert!(!starved.is_suspended);
     }
 
     #[test]

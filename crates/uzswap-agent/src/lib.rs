@@ -215,7 +215,11 @@ fn watch(coming: own_threads::Coming) {
         let rung = BELL.load(Relaxed);
         let at_work = stage::is_taken_over().then(forking::at_work);
         let wait = match decide(&watcher.look()) {
-            Action::End => return looker::end(),
+            Action::End => {
+                // Until another thread watches, nobody would resume it.
+                AGENT.get().into_iter().for_each(|agent| agent.pager.set_suspended(false));
+                return looker::end();
+            }
             Action::Refuse(reason) => return refuse(reason),
             Action::TakeOver { budget } => {
                 take_over(budget, &front.tree);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uzswap_policy::idle::{self, FaultCounts, Idleness};
 use uzswap_sys::process;
 use uzswap_tree::front::{FILTERED, Front};
-use uzswap_tree::{Figures, RemoteSums, Tree};
+use uzswap_tree::{Figures, RemoteSums, Tree, clock, own_number};
 
 /// Memory besides the pager's, bytes, when mappings that stay open were last looked through. A fork
 /// goes on from there, as with the next.
@@ -93,6 +93,7 @@ impl Watcher {
             may_hope: given.may_hope,
             hopeless: self.hopeless,
             is_suspended,
+            is_slowed: decide::is_slowed(given.ahead, tree.cpus(), clock(), own_number().into()),
             is_read,
             is_recorded: is_recorded(),
             allowance: given.bytes,

@@ -5,7 +5,7 @@
 //! which pages come beside one that is touched. [`replay`] replays the touches of a trace by ours,
 //! whose pager is in `model`, and by the policies that ours is measured against. `counted_memory`
 //! counts the memory that they take. [`idle`] decides how much of its share a process leaves to
-//! others.
+//! others, and [`favour`] how far the oldest processes of a tree go before the others.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
@@ -13,6 +13,7 @@
 
 pub mod ahead;
 pub mod costs;
+pub mod favour;
 pub mod idle;
 pub mod order;
 

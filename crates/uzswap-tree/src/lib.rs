@@ -14,6 +14,7 @@
 pub mod devices;
 pub mod front;
 mod name;
+mod rank;
 mod remote;
 pub mod share;
 mod table;
@@ -53,6 +54,9 @@ pub struct Tree {
     /// milliseconds.
     looks: AtomicU32,
     looked_at: AtomicU64,
+    /// This process's time on CPUs when that was last measured, and the moment, milliseconds.
+    worked: AtomicU64,
+    worked_at: AtomicU64,
 }
 
 impl Tree {
@@ -122,8 +126,9 @@ impl Tree {
                 _ => mapped.cast::<Table>().as_ref().ok_or(libc::EBADMSG)?,
             };
             let (looks, looked_at) = (AtomicU32::new(0), AtomicU64::new(0));
+            let (worked, worked_at) = (AtomicU64::new(0), AtomicU64::new(0));
             let (slot, space) = (AtomicUsize::new(SLOTS), AtomicU32::new(0));
-            Ok(Self { table, slot, space, looks, looked_at })
+            Ok(Self { table, slot, space, looks, looked_at, worked, worked_at })
         }
     }
 
@@ -182,8 +187,13 @@ impl Tree {
         let take = |may_judge| self.table.slots.iter().position(|slot| slot.take(name, may_judge));
         let at = before.or_else(|| take(false)).or_else(|| take(true)).unwrap_or(SLOTS);
         self.table.slots_used.fetch_max((at + 1).min(SLOTS) as u32, Relaxed);
-        self.table.slots.get(at).into_iter().for_each(ProcessSlot::clear);
+        if let Some(slot) = self.table.slots.get(at) {
+            slot.clear();
+            slot.began.store(clock(), Relaxed);
+        }
         self.slot.store(at, Relaxed);
+        // The parent's work is not this process's.
+        self.worked_at.store(0, Relaxed);
     }
 
     fn own(&self) -> Option<&ProcessSlot> {
@@ -279,6 +289,7 @@ impl Tree {
 
     /// Reports this process's memory, and if it is stuck with it; returns its allowance.
     pub fn allowance(&self, used: u64, is_starved: bool) -> Allowance {
+        self.measure_work();
         let (own, mut least) = (self.slot.load(Relaxed), 0);
         if let Some(slot) = self.table.slots.get(own) {
             slot.used.store(used, Relaxed);
@@ -286,6 +297,7 @@ impl Tree {
             least = slot.least.load(Relaxed);
         }
         let total = self.table.total.load(Relaxed).saturating_sub(self.table.besides.load(Relaxed));
+        let rank = self.own().map(|slot| slot.rank(own));
         let mut others = Vec::new();
         for (at, slot) in self.table.used_slots().iter().enumerate() {
             let (name, used) = (slot.name(), slot.used.load(Relaxed));
@@ -303,21 +315,30 @@ impl Tree {
                 is_starved: slot.starved.load(Relaxed) != 0,
                 is_left_alone: slot.left_alone.load(Relaxed) != 0,
                 is_behind: at > own,
+                is_idle: slot.idle.load(Relaxed) != 0,
+                is_before: rank.is_some_and(|rank| slot.rank(at) < rank),
             });
         }
         let theirs: u64 = others.iter().map(|other| other.used).sum();
         // Without the small ones: a process that has just reported may be among them, too.
         self.table.peak.fetch_max(theirs + used, Relaxed);
-        share(total, Own { least, is_starved }, &others)
+        let favour = self.table.favour.load(Relaxed);
+        let is_idle = rank.is_some_and(|rank| rank.is_idle);
+        let cpus = self.cpus();
+        share(total, Own { least, is_starved, favour, is_idle, cpus }, &others)
     }
 }
 
 /// Milliseconds of the system's clock.
 pub fn clock() -> u64 {
+    milliseconds(libc::CLOCK_MONOTONIC)
+}
+
+pub(crate) fn milliseconds(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // By the C library, which has found the kernel's function: this library has no code for that.
     // SAFETY: the time is written; the clock exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
@@ -336,6 +357,10 @@ fn last_error() -> c_int {
 mod tests {
     use super::*;
     use table::REASON_WORDS;
+
+    fn allowed(bytes: u64, may_hope: bool) -> Allowance {
+        Allowance { bytes, may_hope, ahead: 0 }
+    }
 
     /// Live processes.
     fn processes() -> [u32; 3] {
@@ -515,23 +540,43 @@ mod tests {
         first.need(20);
         second.need(18);
         first.allowance(25, false);
-        assert_eq!(second.allowance(19, false), Allowance { bytes: 18, may_hope: true });
-        assert_eq!(first.allowance(20, false), Allowance { bytes: 20, may_hope: true });
+        assert_eq!(second.allowance(19, false), allowed(18, true));
+        assert_eq!(first.allowance(20, false), allowed(20, true));
         second.allowance(18, false);
         assert!(!first.allowance(20, true).may_hope, "the other has its least");
         assert!(watcher.table().members().all(|member| [18, 20].contains(&member.least)));
     }
 
     #[test]
+    fn the_first_process_is_favoured_until_it_is_idle_or_put_last() {
+        let (_folder, watcher, [first, second]) = two_of(100);
+        let table = watcher.table();
+        let shares = || [&first, &second].map(|own| own.allowance(70, false).bytes);
+        [&first, &second].into_iter().for_each(|own| own.need(10));
+        assert_eq!((shares(), shares()), ([100, 50], [50, 50]));
+        table.favour(share::FAVOUR, 1);
+        assert_eq!(shares(), [90, 30]);
+        let name = |tree: &Tree| tree.own().map(|slot| slot.name().0);
+        assert_eq!(table.first(), name(&first));
+        let idle = |is_idle: bool| first.own().unwrap().idle.store(is_idle.into(), Relaxed);
+        idle(true);
+        assert_eq!((shares(), table.first()), ([30, 90], name(&second)));
+        idle(false);
+        assert_eq!(shares(), [90, 30]);
+        table.put_last(name(&first).unwrap(), clock() + 1);
+        assert_eq!((shares(), table.first()), ([30, 90], name(&second)));
+    }
+
+    #[test]
     fn who_can_go_on_gives_back_to_who_cannot_and_the_last_of_those_has_no_hope() {
         let (_folder, watcher, [first, second]) = two_of(100);
-        assert_eq!(first.allowance(60, false), Allowance { bytes: 100, may_hope: false });
-        assert_eq!(second.allowance(40, false), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(first.allowance(60, false), allowed(100, false));
+        assert_eq!(second.allowance(40, false), allowed(50, true));
         assert_eq!(first.allowance(60, false).bytes, 60);
-        assert_eq!(second.allowance(40, true), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(second.allowance(40, true), allowed(50, true));
         assert_eq!(first.allowance(70, false).bytes, 60);
         assert_eq!(first.allowance(90, false).bytes, 60);
-        assert_eq!(second.allowance(70, true), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(second.allowance(70, true), allowed(50, true));
         assert_eq!(first.allowance(70, false).bytes, 38);
         // Both wait: the first may hope that the second ends.
         assert!(first.allowance(50, true).may_hope);

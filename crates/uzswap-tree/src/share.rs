@@ -15,6 +15,10 @@ pub struct Other {
     pub is_left_alone: bool,
     /// Its slot is behind this process's.
     pub is_behind: bool,
+    /// Its place is before this process's.
+    pub is_before: bool,
+    /// It works much less than others do.
+    pub is_idle: bool,
 }
 
 /// A process that asks for its share.
@@ -24,7 +28,16 @@ pub struct Own {
     pub least: u64,
     /// As of [`Other`].
     pub is_starved: bool,
+    /// How far those before are favoured, in [`FAVOUR`] parts.
+    pub favour: u64,
+    /// As of [`Other`].
+    pub is_idle: bool,
+    /// CPUs of all: those that work have equal parts if they are no more.
+    pub cpus: u64,
 }
+
+/// Parts of the whole favour.
+pub const FAVOUR: u64 = 64;
 
 /// The allowance of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,12 +46,20 @@ pub struct Allowance {
     pub bytes: u64,
     /// True if another process may still give memory back.
     pub may_hope: bool,
+    /// Processes that work and are favoured before this one, which has hardly more than it needs to
+    /// go on.
+    pub ahead: u64,
 }
 
 /// The share of a process of `total` bytes, beside these others. Where a process is stuck and only
 /// those that are left alone have memory, theirs does not count. They may be waiting for this one,
 /// so it goes beyond the budget rather than to wait for them, or to end. No process has less than
 /// it needs to go on: where all need more than there is, they are beyond the budget.
+///
+/// The parts are equal where no process is favoured. Otherwise each has a part of an equal one,
+/// which falls with the favour. The rest is for the first process, as far as it uses it, then for
+/// the next. Where no more processes work than there are CPUs, they share the memory that the idle
+/// ones leave equally: to slow one of them down would let a CPU idle.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =
@@ -65,7 +86,37 @@ fn share_beside(total: u64, own: Own, others: &[Other]) -> Allowance {
     };
     let may_hope = others.iter().any(gives);
     let left = total.saturating_sub(theirs.iter().map(|(used, _)| used).sum());
-    Allowance { bytes: left.max(part).max(own.least), may_hope }
+    let part = match are_starved || own.is_starved {
+        true => part,
+        false => favoured(total, equal, own, others),
+    };
+    let bytes = left.max(part).max(own.least);
+    let is_last = own.favour == FAVOUR && bytes <= own.least + own.least / 4;
+    let is_ahead = |other: &&Other| is_last && other.is_before && !other.is_idle;
+    Allowance { bytes, may_hope, ahead: others.iter().filter(is_ahead).count() as u64 }
+}
+
+/// The part of a process where the first ones are favoured, by its equal part.
+fn favoured(total: u64, equal: u64, own: Own, others: &[Other]) -> u64 {
+    let least = equal * FAVOUR.saturating_sub(own.favour) / FAVOUR;
+    // The use that counts of one that may be cut.
+    let kept = |other: &Other| {
+        let kept = if other.is_left_alone { equal } else { least };
+        (other.used + other.reserved).min(kept.max(other.least))
+    };
+    let working = 1 + others.iter().filter(|other| !other.is_idle).count() as u64;
+    if working <= own.cpus && !own.is_idle {
+        let counted = others.iter().map(|other| {
+            let used = if other.is_idle { kept(other) } else { other.used + other.reserved };
+            (used, other.least.min(other.used))
+        });
+        return level(total, &counted.collect::<Vec<_>>());
+    }
+    let claimed = others.iter().map(|other| match other.is_before {
+        true => other.used + other.reserved,
+        false => kept(other),
+    });
+    least.max(total.saturating_sub(claimed.sum()))
 }
 
 /// The most that one more process may have, so that none must have less than another. With it, and
@@ -104,6 +155,10 @@ fn level_without_least(total: u64, others: &mut [u64]) -> u64 {
 mod tests {
     use super::*;
 
+    fn allowed(bytes: u64, may_hope: bool) -> Allowance {
+        Allowance { bytes, may_hope, ahead: 0 }
+    }
+
     const OTHER: Other = Other {
         used: 70,
         reserved: 0,
@@ -111,10 +166,12 @@ mod tests {
         is_starved: false,
         is_left_alone: false,
         is_behind: true,
+        is_before: false,
+        is_idle: false,
     };
 
     fn own(is_starved: bool) -> Own {
-        Own { least: 0, is_starved }
+        Own { least: 0, is_starved, favour: 0, is_idle: false, cpus: 1 }
     }
 
     #[test]
@@ -141,23 +198,119 @@ mod tests {
     #[test]
     fn no_process_has_less_than_it_needs_to_go_on() {
         let others = [Other { used: 20, least: 11, ..OTHER }; 3];
-        let given = |least, is_starved| share(32, Own { least, is_starved }, &others);
+        let given = |least, is_starved| {
+            share(32, Own { least, is_starved, favour: 0, is_idle: false, cpus: 1 }, &others)
+        };
         assert_eq!(given(0, false).bytes, 0, "the others' least is more than there is");
-        assert_eq!(given(11, false), Allowance { bytes: 11, may_hope: true });
-        assert_eq!(given(11, true), Allowance { bytes: 11, may_hope: true });
+        assert_eq!(given(11, false), allowed(11, true));
+        assert_eq!(given(11, true), allowed(11, true));
         // In equal parts they would have 8 each.
         let small = [Other { used: 11, least: 11, ..OTHER }; 3];
-        let alone = Own { least: 11, is_starved: true };
-        assert_eq!(share(32, alone, &small), Allowance { bytes: 11, may_hope: false });
+        let alone = Own { least: 11, is_starved: true, favour: 0, is_idle: false, cpus: 1 };
+        assert_eq!(share(32, alone, &small), allowed(11, false));
         assert_eq!(share(64, alone, &small).bytes, 31);
+    }
+
+    /// The parts of processes that use so much, and need so much to go on, in the order of their
+    /// places.
+    fn parts(total: u64, favour: u64, all: &[(u64, u64)]) -> Vec<u64> {
+        let other = |(at, (used, least)): (usize, &(u64, u64)), of: usize| {
+            (at != of).then_some(Other { used: *used, least: *least, is_before: at < of, ..OTHER })
+        };
+        let part = |of: usize| {
+            let others: Vec<_> = all.iter().enumerate().filter_map(|one| other(one, of)).collect();
+            let own = Own { least: all[of].1, is_starved: false, favour, is_idle: false, cpus: 1 };
+            share(total, own, &others).bytes
+        };
+        (0..all.len()).map(part).collect()
+    }
+
+    #[test]
+    fn the_first_processes_have_all_that_they_use_and_the_last_what_they_need() {
+        let all = [(60, 10); 3];
+        assert_eq!(parts(120, 0, &all), [40, 40, 40]);
+        // 120 - 20 - 20, 120 - 60 - 20.
+        assert_eq!(parts(120, FAVOUR / 2, &all), [80, 40, 20]);
+        assert_eq!(parts(120, FAVOUR, &all), [100, 50, 10]);
+        // They have taken it: it stays so.
+        assert_eq!(parts(120, FAVOUR, &[(60, 10), (50, 10), (10, 10)]), [100, 50, 10]);
+        // All of them fit, once the first has ended.
+        assert_eq!(parts(120, FAVOUR, &[(50, 10), (10, 10)]), [110, 70]);
+    }
+
+    #[test]
+    fn one_that_is_stuck_has_an_equal_part_whoever_is_favoured() {
+        let own =
+            |is_starved| Own { least: 10, is_starved, favour: FAVOUR, is_idle: false, cpus: 1 };
+        let other = Other { used: 90, least: 10, is_before: true, ..OTHER };
+        assert_eq!(share(100, own(false), &[other]).bytes, 10);
+        assert_eq!(share(100, own(true), &[other]).bytes, 50);
+        let stuck = Other { used: 10, is_starved: true, is_before: false, ..other };
+        assert_eq!(share(100, own(false), &[stuck]).bytes, 90, "memory that is left");
+        let stuck = Other { used: 50, ..stuck };
+        assert_eq!(share(100, own(false), &[stuck]).bytes, 50);
+    }
+
+    #[test]
+    fn one_that_has_hardly_more_than_its_least_knows_how_many_work_ahead_of_it() {
+        let own = |favour| Own { least: 16, is_starved: false, favour, is_idle: false, cpus: 1 };
+        let ahead = Other { used: 40, is_before: true, ..OTHER };
+        let idle = Other { is_idle: true, ..ahead };
+        let behind = Other { is_before: false, ..ahead };
+        let of = |total, favour| share(total, own(favour), &[ahead, ahead, idle, behind]);
+        assert_eq!(of(120, FAVOUR), Allowance { bytes: 16, may_hope: true, ahead: 2 });
+        assert_eq!(of(141, FAVOUR).ahead, 0, "21 are left for it");
+        assert_eq!(of(120, FAVOUR - 1).ahead, 0);
+    }
+
+    #[test]
+    fn where_as_few_work_as_there_are_cpus_their_parts_are_equal_and_the_idle_have_their_least() {
+        let own = |is_idle| Own { least: 10, is_starved: false, favour: FAVOUR, is_idle, cpus: 2 };
+        let works = Other { used: 60, least: 10, is_before: true, ..OTHER };
+        let idle = Other { is_idle: true, is_before: false, ..works };
+        // 120 - 10 for both.
+        assert_eq!(share(120, own(false), &[works, idle]).bytes, 55);
+        assert_eq!(share(120, own(true), &[works, works]).bytes, 10);
+        let three = share(120, own(false), &[works, works, idle]).bytes;
+        assert_eq!(three, 10, "they are more than there are CPUs");
+    }
+
+    #[test]
+    fn one_that_is_left_alone_counts_as_where_nobody_is_favoured() {
+        let alone = Other { used: 90, is_left_alone: true, ..OTHER };
+        let own = Own { least: 10, is_starved: false, favour: FAVOUR, is_idle: false, cpus: 1 };
+        assert_eq!(share(100, own, &[alone]).bytes, 50);
+    }
+
+    /// However far the first are favoured, all keep to the budget once each is cut to its part, and
+    /// no process has less than it needs.
+    #[test]
+    fn favoured_or_not_all_keep_to_the_budget() {
+        let mut word = 1u64;
+        let mut below = |end: u64| {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (word >> 33) % end
+        };
+        for _ in 0..20_000 {
+            let (total, favour) = (100 + below(400), below(FAVOUR + 1));
+            let mut all: Vec<_> = (0..1 + below(8)).map(|_| (20 + below(200), below(20))).collect();
+            for _ in 0..2 {
+                let parts = parts(total, favour, &all);
+                assert!(all.iter().zip(&parts).all(|((_, least), part)| part >= least));
+                all.iter_mut().zip(&parts).for_each(|(one, part)| one.0 = one.0.min(*part));
+            }
+            let (sum, least): (u64, u64) =
+                (all.iter().map(|one| one.0).sum(), all.iter().map(|one| one.1).sum());
+            assert!(sum <= total.max(least) + 8, "{total} {favour} {all:?}");
+        }
     }
 
     #[test]
     fn memory_that_another_process_is_about_to_need_is_left_to_it() {
         let other = Other { reserved: 5, ..OTHER };
-        assert_eq!(share(100, own(false), &[other]), Allowance { bytes: 50, may_hope: true });
+        assert_eq!(share(100, own(false), &[other]), allowed(50, true));
         let little = Other { used: 30, ..other };
-        assert_eq!(share(100, own(false), &[little]), Allowance { bytes: 65, may_hope: false });
+        assert_eq!(share(100, own(false), &[little]), allowed(65, false));
     }
 
     #[test]
@@ -165,10 +318,10 @@ mod tests {
         let share = |is_starved, others: &[Other]| share(100, own(is_starved), others);
         let other = Other { is_left_alone: true, ..OTHER };
         let little = Other { used: 10, ..OTHER };
-        assert_eq!(share(false, &[other]), Allowance { bytes: 50, may_hope: false });
-        assert_eq!(share(true, &[other]), Allowance { bytes: 100, may_hope: false });
-        assert_eq!(share(true, &[other, little]), Allowance { bytes: 90, may_hope: false });
+        assert_eq!(share(false, &[other]), allowed(50, false));
+        assert_eq!(share(true, &[other]), allowed(100, false));
+        assert_eq!(share(true, &[other, little]), allowed(90, false));
         let large = Other { used: 80, ..little };
-        assert_eq!(share(true, &[other, large]), Allowance { bytes: 33, may_hope: true });
+        assert_eq!(share(true, &[other, large]), allowed(33, true));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-pub(crate) const FORM: u64 = 0x757a_7472_6565_000d;
+pub(crate) const FORM: u64 = 0x757a_7472_6565_000e;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -63,6 +63,10 @@ pub struct Table {
     /// 1: faults come by SIGSEGV, because userfaultfd is denied.
     pub protects: AtomicU32,
     settings: [Text<SETTING_WORDS>; Setting::COUNT],
+    /// How far the first processes are favoured: see [`crate::share::Own`].
+    pub(crate) favour: AtomicU64,
+    /// CPUs of all.
+    pub(crate) cpus: AtomicU64,
 }
 
 /// A path is no longer.
@@ -381,6 +385,12 @@ pub(crate) struct ProcessSlot {
     pub(crate) out: AtomicU64,
     pub(crate) pool: AtomicU64,
     pub(crate) remote: AtomicU64,
+    /// The time at which it began, or was the last, milliseconds.
+    pub(crate) began: AtomicU64,
+    /// Its work of late, thousandths of a CPU's time.
+    pub(crate) worked: AtomicU64,
+    /// 1: it works much less than others do.
+    pub(crate) idle: AtomicU32,
 }
 
 /// Not found once among the processes there are.
@@ -393,13 +403,13 @@ pub(crate) const NO_ROOM: u32 = 2;
 impl ProcessSlot {
     /// Resets it: no memory, no activity.
     pub(crate) fn clear(&self) {
-        let Self { seen_as, starved, waits, reader, answer, left_alone, .. } = self;
-        for number in [seen_as, starved, waits, reader, answer, left_alone] {
+        let Self { seen_as, starved, waits, reader, answer, left_alone, idle, .. } = self;
+        for number in [seen_as, starved, waits, reader, answer, left_alone, idle] {
             number.store(0, Relaxed);
         }
-        let Self { used, grew_to, reserved, least, .. } = self;
+        let Self { used, grew_to, reserved, least, worked, .. } = self;
         let Self { faults, stored, out, pool, remote, .. } = self;
-        for number in [used, grew_to, reserved, least, faults, stored, out, pool, remote] {
+        for number in [used, grew_to, reserved, least, worked, faults, stored, out, pool, remote] {
             number.store(0, Relaxed);
         }
     }

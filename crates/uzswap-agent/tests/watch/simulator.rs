@@ -4,7 +4,7 @@
 
 use crate::decide::{self, Action, COST, Managed, Observation, Unmanaged, decide};
 use uzswap_policy::idle::{EVERY, FaultCounts, Idleness};
-use uzswap_tree::share::{Allowance, Other, Own, share};
+use uzswap_tree::share::{Allowance, FAVOUR, Other, Own, share};
 use uzswap_tree::{MANAGED_MIN, SILENT_MAX};
 
 const MIB: u64 = 1 << 20;
@@ -234,6 +234,8 @@ struct World {
     chance: Chance,
     /// A process makes a call that pins pages once in so many milliseconds.
     call_every: u64,
+    /// How far the first processes are favoured, which changes by chance.
+    favour: u64,
     /// Milliseconds since all have had more than they may.
     beyond: u64,
     managed: u64,
@@ -244,7 +246,7 @@ impl World {
         let mut chance = Chance(seed);
         let total = chance.between(32, 256) * MIB;
         let all = (0..chance.between(1, 9)).map(|_| Process::by(&mut chance)).collect();
-        Self { seed, total, now: 0, all, chance, call_every: 500, beyond: 0, managed: 0 }
+        Self { seed, total, now: 0, all, chance, call_every: 500, favour: 0, beyond: 0, managed: 0 }
     }
 
     /// Four to nine processes that need more to go on than there is, each with room on the backing.
@@ -272,13 +274,21 @@ impl World {
                 is_starved: process.is_starved,
                 is_left_alone: false,
                 is_behind: at > of,
+                is_idle: false,
+                is_before: (process.begins, at) < (self.all[of].begins, of),
             })
         };
         let others: Vec<_> = self.all.iter().enumerate().filter_map(other).collect();
         let small = |process: &&Process| process.lives(self.now) && process.used() < SILENT_MAX;
         let silent: u64 = self.all.iter().filter(small).map(Process::used).sum();
         let own = &self.all[of];
-        let own = Own { least: own.floor(), is_starved: own.is_starved };
+        let own = Own {
+            least: own.floor(),
+            is_starved: own.is_starved,
+            favour: self.favour,
+            is_idle: false,
+            cpus: 2,
+        };
         share(self.total.saturating_sub(silent), own, &others)
     }
 
@@ -311,6 +321,7 @@ impl World {
                 may_hope: given.may_hope,
                 hopeless: process.hopeless,
                 is_suspended: now < process.held_until,
+                is_slowed: decide::is_slowed(given.ahead, 2, now, of as u64),
                 is_read: false,
                 is_recorded: false,
                 allowance: given.bytes,
@@ -363,6 +374,9 @@ impl World {
 
     fn step(&mut self) {
         self.now += 1;
+        if self.chance.is_one_in(3000) {
+            self.favour = self.chance.between(0, FAVOUR);
+        }
         for of in 0..self.all.len() {
             let now = self.now;
             let process = &mut self.all[of];

@@ -33,10 +33,11 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 use tree_file::TreeFile;
 use uzswap_engine::PAGE_BYTES;
+use uzswap_policy::favour::Favour;
 use uzswap_region::{Means, Mode, Pager};
 use uzswap_remote::{Address, Connected};
 use uzswap_sys::{cpu, process};
-use uzswap_tree::{Setting, Table};
+use uzswap_tree::{Setting, Table, clock};
 
 /// The library that is preloaded, as it is installed and as it is built.
 const LIBRARY: &str = "libuzswap_preload.so";
@@ -287,6 +288,9 @@ struct Peak {
     beyond: Beyond,
     /// Bytes at the store, if there is one.
     remote: Option<u64>,
+    /// How far the oldest are favoured, and the faults of all, when they were last counted.
+    favour: Favour,
+    faults: u64,
 }
 
 impl Peak {
@@ -308,6 +312,7 @@ impl Peak {
         }
         self.remote = self.remote.map(|peak| peak.max(remote));
         let faults = table.faults.load(Relaxed);
+        self.favour_oldest(table, faults);
         live.say(format!(
             "{} in memory, {} compressed to {} ({ratio:.1} : 1); {faults} faults, {:.0} a second",
             size::show(used),
@@ -315,6 +320,17 @@ impl Peak {
             size::show(pool),
             faults as f64 / seconds.max(0.1),
         ));
+    }
+}
+
+impl Peak {
+    /// Favours the oldest processes as far as all thrash.
+    fn favour_oldest(&mut self, table: &Table, faults: u64) {
+        let since = faults - std::mem::replace(&mut self.faults, faults);
+        let cpus = cpu::allowed() as u64;
+        self.favour = self.favour.after(since, cpus, table.first());
+        table.favour(self.favour.parts(), cpus);
+        self.favour.is_over().into_iter().for_each(|first| table.put_last(first, clock()));
     }
 }
 
