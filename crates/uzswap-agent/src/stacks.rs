@@ -261,7 +261,11 @@ fn with_room(work: impl FnMut()) {
     // SAFETY: both are sets of the kernel's; faults and replaced instructions may still come.
     unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, new, old, BYTES, 0, 0]) };
     on_own_stack(work);
-    signals::set_mask(before);
+    // As it was: in a handler of ours the same signal is blocked, and another frame of the kernel's
+    // might find no room on the thread's stack.
+    let [how, set] = [libc::SIG_SETMASK as u64, &raw const before as u64];
+    // SAFETY: the set is the one that the kernel gave us.
+    unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, set, 0, BYTES, 0, 0]) };
 }
 
 /// A stack of ours for the calling thread, if there is memory for one; one that is ending cannot
