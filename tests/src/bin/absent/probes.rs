@@ -498,7 +498,7 @@ pub const UNTESTED: &[(&str, &str)] = &[
     (
         "given no memory that may be absent; the programs of the end-to-end tests make them",
         "mmap munmap brk mremap mlock mlock2 shmat close close_range dup2 dup3 clone fork vfork \
-         execve execveat exit_group set_tid_address set_robust_list rseq rt_sigsuspend pause \
+         execve execveat exit exit_group set_tid_address set_robust_list rseq rt_sigsuspend pause \
          fallocate unshare setns",
     ),
 ];
