@@ -1,7 +1,8 @@
 //! Chores of this repository. `cargo run -p xtask -- docs` writes the generated documents, `tidy`
 //! checks that they are fresh and that the house rules hold, `words` lists sentences that break
 //! STYLE.md. `install` installs the C library and, on request, everything else, `dist` makes
-//! packages, `vm` runs tests in virtual machines, `cross` builds for aarch64.
+//! packages, `vm` runs tests in virtual machines, `roots` with other C libraries, `cross` builds
+//! for aarch64.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod manual;
 mod portable;
 mod release;
 mod results;
+mod roots;
 mod tidy;
 mod vm;
 
@@ -68,12 +70,13 @@ fn main() -> ExitCode {
         Some("tidy") => tidy::check(root),
         Some("words") => tidy::words(root, std::env::args().skip(2)),
         Some("vm") => vm::run(root, std::env::args().skip(2)),
+        Some("roots") => roots::run(root, std::env::args().skip(2)),
         Some("cross") => cross::run(root, std::env::args().skip(2)),
         Some("dist") => dist::run(root, std::env::args().skip(2)),
         Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "usage: cargo run -p xtask -- docs|tidy|words|vm|cross|dist|install [--prefix DIR] [--destdir DIR]"
+                "usage: cargo run -p xtask -- docs|tidy|words|vm|roots|cross|dist|install [--prefix DIR] [--destdir DIR]"
             );
             ExitCode::from(2)
         }

@@ -63,7 +63,7 @@ impl Processor {
 /// The oldest release that still gets updates, and its compiler's runtime.
 const SUITE: &str = "bullseye";
 const PACKAGES: &str = "libc6-dev,libgcc-10-dev,libstdc++-10-dev";
-const MIRROR: &str = "http://deb.debian.org/debian";
+pub const MIRROR: &str = "http://deb.debian.org/debian";
 /// Pip's name for systems with this C library.
 const PLATFORM: &str = "manylinux_2_28";
 

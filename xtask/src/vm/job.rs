@@ -5,7 +5,7 @@ use super::{Lab, Result};
 use crate::cross;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// Programs with tests: the end-to-end ones by the names of their targets, others with their
 /// crate's name before it, as in `region/torture`.
@@ -16,17 +16,20 @@ pub type Programs = BTreeMap<String, PathBuf>;
 pub fn build(lab: &Lab, processor: Processor) -> Result<Programs> {
     let mut programs = Programs::new();
     for arguments in processor.builds() {
-        let output = cross::cargo(&lab.root)
-            .args(*arguments)
-            .args(["--quiet", "--message-format=json"])
-            .stderr(Stdio::inherit())
-            .output()?;
-        if !output.status.success() {
-            return Err(format!("cargo {}: {}", arguments.join(" "), output.status).into());
-        }
-        note(&String::from_utf8_lossy(&output.stdout), &mut programs);
+        call(cross::cargo(&lab.root).args(*arguments), &mut programs)?;
     }
     Ok(programs)
+}
+
+/// Has cargo build some programs, and notes them.
+pub fn call(cargo: &mut Command, programs: &mut Programs) -> Result<()> {
+    cargo.args(["--quiet", "--message-format=json"]).stderr(Stdio::inherit());
+    let output = cargo.output()?;
+    if !output.status.success() {
+        return Err(format!("{cargo:?}: {}", output.status).into());
+    }
+    note(&String::from_utf8_lossy(&output.stdout), programs);
+    Ok(())
 }
 
 /// Notes the tests in cargo's messages.
@@ -108,13 +111,22 @@ impl Job {
 
     /// The script of the job in a guest, which reports over the second serial line.
     pub fn script(&self, environment: &[String], line: &str) -> String {
-        let mut text = format!(
+        format!(
             "exec > /dev/{line} 2>&1 < /dev/null\n\
              stty -F /dev/{line} raw -echo 2>/dev/null\n\
-             export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root\n\
+             {}\
+             sleep 0.2\necho 1 > /proc/sys/kernel/sysrq\necho o > /proc/sysrq-trigger\nsleep 60\n",
+            self.steps(environment)
+        )
+    }
+
+    /// The commands that run the programs one after the other, for a shell.
+    pub fn steps(&self, environment: &[String]) -> String {
+        let mut text = String::from(
+            "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root\n\
              export CI=true RUST_BACKTRACE=0\n\
              echo \"::ready $(uname -r)\"\n\
-             step() {{ name=$1; shift; echo \"::test $name\"; \"$@\"; code=$?; echo; echo \"::end $name $code\"; }}\n",
+             step() { name=$1; shift; echo \"::test $name\"; \"$@\"; code=$?; echo; echo \"::end $name $code\"; }\n",
         );
         for variable in environment {
             text += &format!("export {}\n", quoted(variable));
@@ -123,8 +135,7 @@ impl Job {
             let words: Vec<_> = step.words.iter().map(|word| quoted(word)).collect();
             text += &format!("step {} {}\n", quoted(&step.name), words.join(" "));
         }
-        text += "echo ::done\nsleep 0.2\necho 1 > /proc/sys/kernel/sysrq\necho o > /proc/sysrq-trigger\nsleep 60\n";
-        text
+        text + "echo ::done\n"
     }
 }
 
@@ -139,6 +150,16 @@ pub struct Ended {
     pub name: String,
     /// True if it passed.
     pub passed: bool,
+}
+
+/// `21 of 21`, and the failed ones.
+pub fn count(tests: &[Ended]) -> String {
+    let failed: Vec<_> = tests.iter().filter(|test| !test.passed).collect();
+    let mut text = format!("{} of {}", tests.len() - failed.len(), tests.len());
+    for test in failed {
+        text += &format!("; not `{}`", test.name);
+    }
+    text
 }
 
 /// The part of a job's output that was read.

@@ -8,7 +8,8 @@ use std::collections::btree_map::Entry;
 use std::fs;
 use std::process::Command;
 
-const DOCUMENT: &str = "docs/machines.md";
+/// Rows of machines, and behind a heading those of `xtask roots`.
+pub const DOCUMENT: &str = "docs/machines.md";
 
 const HEAD: &str = "# Machines
 
@@ -143,7 +144,9 @@ const TESTS: [(&str, &[&str], For); 13] = [
 pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
     let mut built: BTreeMap<bool, job::Programs> = BTreeMap::new();
     let path = lab.root.join(DOCUMENT);
-    let mut rows = read(&fs::read_to_string(&path).unwrap_or_default());
+    let document = fs::read_to_string(&path).unwrap_or_default();
+    let (machines, libraries) = split(&document);
+    let mut rows = read(machines);
     let mut passed = true;
     for (place, (kernel, cgroup, image)) in MACHINES.into_iter().enumerate() {
         for (index, (name, tests, machines)) in TESTS.into_iter().enumerate() {
@@ -159,20 +162,29 @@ pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
             };
             let outcome = boot(lab, machine, programs, name, tests)?;
             passed &= outcome.passed();
-            let date = output(Command::new("date").arg("+%F"))?;
+            let date = today()?;
             let (release, text) = (&outcome.release, describe(&outcome));
-            let row =
-                format!("| {release} | {cgroup} | {image} | {name} | {text} | {} |", date.trim());
+            let row = format!("| {release} | {cgroup} | {image} | {name} | {text} | {date} |");
             rows.insert((place, index), row);
             // After each: a later one may take long, or fail.
-            fs::write(&path, write(&rows))?;
+            fs::write(&path, write(&rows) + libraries)?;
         }
     }
     Ok(passed)
 }
 
+/// The document's part about machines, and the rest.
+pub fn split(document: &str) -> (&str, &str) {
+    document.split_at(document.find("\n## ").unwrap_or(document.len()))
+}
+
+/// Today's date, as in the tables.
+pub fn today() -> Result<String> {
+    Ok(output(Command::new("date").arg("+%F"))?.trim().to_owned())
+}
+
 /// True if all words of one of the alternatives are in a row.
-fn is_wanted(wanted: &str, row: &[String]) -> bool {
+pub fn is_wanted(wanted: &str, row: &[String]) -> bool {
     let is_here = |word: &str| row.iter().any(|own| own == word);
     wanted.split(',').any(|words| words.split('/').all(is_here))
 }
@@ -247,12 +259,7 @@ fn read(text: &str) -> Rows {
 
 /// `21 of 21`, and the failed ones.
 fn describe(outcome: &GuestOutcome) -> String {
-    let failed: Vec<_> = outcome.tests.iter().filter(|test| !test.passed).collect();
-    let all = outcome.tests.len();
-    let mut text = format!("{} of {all}", all - failed.len());
-    for test in failed {
-        text += &format!("; not `{}`", test.name);
-    }
+    let text = job::count(&outcome.tests);
     match outcome.trouble() {
         Some(trouble) => text + "; " + &trouble,
         None => text,

@@ -11,10 +11,10 @@
 
 mod guest;
 mod image;
-mod job;
+pub mod job;
 mod kernel;
-mod matrix;
-mod processor;
+pub mod matrix;
+pub mod processor;
 
 use crate::Result;
 use clap::{Args, Parser, ValueEnum};
