@@ -169,14 +169,15 @@ int main(int count, char **arguments) {
 "#;
 
 #[test]
-fn a_child_that_has_its_parent_s_memory_is_not_named() {
+fn a_program_with_a_child_in_its_memory_is_named_and_the_child_is_not() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), SHARING, &["-O1"]);
     let mut command = as_nobody(folder.path());
     command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "32M"]);
     let output = command.arg(folder.path().join("program")).arg("shares").output().unwrap();
-    check(&output, "memory of 1 processes was kept small");
-    assert!(!said(&output).iter().any(|line| line.contains("left program")), "{output:?}");
+    check(&output, "left program: it makes a thread past the C library");
+    let count = said(&output).iter().filter(|line| line.contains("left program")).count();
+    assert_eq!(count, 1, "{output:?}");
 }
 
 /// Runs `program` by this command of a sandbox; `None` where sandboxes are denied.
