@@ -33,13 +33,20 @@ pub fn note() {
     if thread::with(|thread| thread.robust.get()) != 0 {
         return;
     }
-    let (mut head, mut bytes) = (0u64, 0u64);
-    let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];
-    // SAFETY: the kernel writes both numbers.
-    let told = unsafe { raw(libc::SYS_get_robust_list as u64, [0, head_at, bytes_at, 0, 0, 0]) };
-    if told == 0 {
+    if let Some(head) = list_of(0) {
         thread::with(|thread| thread.robust.set(head));
     }
+}
+
+/// Where a thread's list begins, 0 for none; 0 stands for the calling thread. `None`: the kernel
+/// does not say.
+pub fn list_of(thread: i32) -> Option<u64> {
+    let (mut head, mut bytes) = (0u64, 0u64);
+    let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];
+    let arguments = [thread as u64, head_at, bytes_at, 0, 0, 0];
+    // SAFETY: the kernel writes both numbers.
+    let told = unsafe { raw(libc::SYS_get_robust_list as u64, arguments) };
+    (told == 0).then_some(head)
 }
 
 /// `exit`: brings the memory of the thread's locks back for good.

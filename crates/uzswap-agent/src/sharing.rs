@@ -8,7 +8,7 @@
 //! over. A child of `vfork` has its parent's block, too, but the parent stands still.
 
 use crate::seccomp::leave;
-use crate::{Agent, looker};
+use crate::{Agent, looker, robust};
 use std::fs;
 use uzswap_calls::{Call, Outcome, raw, stop};
 use uzswap_sys::{fault_signals, process};
@@ -81,13 +81,7 @@ fn find_here(ours: &[i32]) -> Option<Sharer> {
 
 /// True if a thread has a list of robust locks, as each has that the C library made.
 fn has_list(thread: i32) -> bool {
-    let (mut head, mut bytes) = (0u64, 0u64);
-    let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];
-    // SAFETY: the kernel writes both numbers.
-    let told = unsafe {
-        raw(libc::SYS_get_robust_list as u64, [thread as u64, head_at, bytes_at, 0, 0, 0])
-    };
-    told != 0 || head != 0
+    robust::list_of(thread) != Some(0)
 }
 
 /// True if a thread has ended: the first one is listed until the last one ends.

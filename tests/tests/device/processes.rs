@@ -212,6 +212,14 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
     machine.assert_as_before();
 }
 
+/// A run that does nothing until it is ended.
+fn idle_run() -> Run {
+    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
+    let run = Run::start(&options, &["sleep", "600"]);
+    run.wait_until_running();
+    run
+}
+
 /// Joins the keeper as a run does, and leaves.
 fn take_part_and_leave() {
     let ask = format!(
@@ -232,9 +240,7 @@ fn take_part_and_leave() {
 #[test]
 fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
     let Some(machine) = Machine::take() else { return };
-    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
-    let run = Run::start(&options, &["sleep", "600"]);
-    run.wait_until_running();
+    let run = idle_run();
     let daemon = process_of("daemon");
     kill(daemon, libc::SIGSTOP).unwrap();
     // It has asked meanwhile.
@@ -249,9 +255,7 @@ fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
 #[test]
 fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     let Some(machine) = Machine::take() else { return };
-    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
-    let run = Run::start(&options, &["sleep", "600"]);
-    run.wait_until_running();
+    let run = idle_run();
     run.signal(libc::SIGSTOP);
     // So many that the messages about them fill its socket.
     for _ in 0..600 {
@@ -289,9 +293,7 @@ fn without_much_room_the_kernel_is_left_few_slots() {
 #[test]
 fn a_lock_that_a_stranger_wants_is_not_theirs_to_take() {
     let Some(machine) = Machine::take() else { return };
-    let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
-    let run = Run::start(&options, &["sleep", "600"]);
-    run.wait_until_running();
+    let run = idle_run();
     for name in ["lock", "state.json", "socket"] {
         let stranger = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])

@@ -5,7 +5,7 @@ use super::{Lab, Result};
 use crate::cross;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Programs with tests: the end-to-end ones by the names of their targets, others with their
 /// crate's name before it, as in `region/torture`.
@@ -16,20 +16,17 @@ pub type Programs = BTreeMap<String, PathBuf>;
 pub fn build(lab: &Lab, processor: Processor) -> Result<Programs> {
     let mut programs = Programs::new();
     for arguments in processor.builds() {
-        call(cross::cargo(&lab.root).args(*arguments), &mut programs)?;
+        let output = cross::cargo(&lab.root)
+            .args(*arguments)
+            .args(["--quiet", "--message-format=json"])
+            .stderr(Stdio::inherit())
+            .output()?;
+        if !output.status.success() {
+            return Err(format!("cargo {}: {}", arguments.join(" "), output.status).into());
+        }
+        note(&String::from_utf8_lossy(&output.stdout), &mut programs);
     }
     Ok(programs)
-}
-
-/// Has cargo build some programs, and notes them.
-pub fn call(cargo: &mut Command, programs: &mut Programs) -> Result<()> {
-    cargo.args(["--quiet", "--message-format=json"]).stderr(Stdio::inherit());
-    let output = cargo.output()?;
-    if !output.status.success() {
-        return Err(format!("{cargo:?}: {}", output.status).into());
-    }
-    note(&String::from_utf8_lossy(&output.stdout), programs);
-    Ok(())
 }
 
 /// Notes the tests in cargo's messages.

@@ -33,11 +33,14 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 use tree_file::TreeFile;
 use uzswap_engine::PAGE_BYTES;
-use uzswap_policy::favour::Favour;
+use uzswap_policy::favour::{self, Favour};
 use uzswap_region::{Means, Mode, Pager};
 use uzswap_remote::{Address, Connected};
 use uzswap_sys::{cpu, process};
-use uzswap_tree::{Setting, Table, clock};
+use uzswap_tree::{Setting, Table, clock, share};
+
+/// Policy and shares count a favour in the same parts, and know nothing of each other.
+const _: () = assert!(favour::WHOLE == share::FAVOUR);
 
 /// The library that is preloaded, as it is installed and as it is built.
 const LIBRARY: &str = "libuzswap_preload.so";

@@ -19,10 +19,8 @@ use uzswap_sys::process;
 /// file of a daemon that is stopped already.
 #[derive(Default)]
 pub struct RoomLook {
-    /// The last answer.
-    room: Option<Room>,
-    /// True if that came since it was last taken.
-    is_new: bool,
+    /// The last answer, until it is taken.
+    new: Option<Room>,
     /// True until the answer comes.
     is_awaited: bool,
     asked_at: Option<Instant>,
@@ -39,7 +37,7 @@ impl RoomLook {
     }
 
     fn heard(&mut self, room: Room) {
-        *self = Self { room: Some(room), is_new: true, is_awaited: false, ..*self };
+        (self.new, self.is_awaited) = (Some(room), false);
     }
 
     /// A daemon has begun that was not asked yet.
@@ -49,7 +47,7 @@ impl RoomLook {
 
     /// The last answer, once.
     pub fn take_new(&mut self) -> Option<Room> {
-        self.room.filter(|_| std::mem::take(&mut self.is_new))
+        self.new.take()
     }
 }
 
