@@ -50,10 +50,14 @@ pub fn set_block(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// A thread or child of the program's that has the variables of another thread. A child that is
-/// about to become another program is gone in a moment, and a new thread has its list by then.
-/// `ours` are threads of ours.
+/// about to become another program is gone in a moment. `ours` are threads of ours.
 pub fn find(ours: &[i32]) -> Option<Sharer> {
-    looker::apart(|| find_here(ours))
+    find_thread(ours).or_else(|| looker::apart(child))
+}
+
+/// As [`find`], among the threads alone. A new thread has its list in a moment.
+pub fn find_thread(ours: &[i32]) -> Option<Sharer> {
+    looker::apart(|| thread(ours))
 }
 
 /// Its kind and number.
@@ -64,19 +68,22 @@ pub fn reason((kind, number): Sharer) -> String {
     format!("its {kind} {number} has the variables of another thread")
 }
 
-fn find_here(ours: &[i32]) -> Option<Sharer> {
-    let threads = stop::threads().unwrap_or_default();
-    let mut of_program = threads.iter().filter(|thread| !ours.contains(thread));
+fn thread(ours: &[i32]) -> Option<Sharer> {
     // Where the kernel knows no such lists, none can be missing. The caller is a thread of ours.
-    let bare = of_program.find(|thread| has_list(0) && !has_list(**thread) && !is_over(**thread));
-    let children = threads.iter().flat_map(|thread| {
+    let is_bare = |thread: &i32| {
+        !ours.contains(thread) && has_list(0) && !has_list(*thread) && !is_over(*thread)
+    };
+    stop::threads().ok()?.into_iter().find(is_bare).map(|thread| ("thread", thread))
+}
+
+fn child() -> Option<Sharer> {
+    let threads = stop::threads().ok()?;
+    let mut children = threads.iter().flat_map(|thread| {
         let listed = fs::read_to_string(format!("/proc/self/task/{thread}/children"));
         let numbers = listed.unwrap_or_default();
         numbers.split_whitespace().filter_map(|one| one.parse().ok()).collect::<Vec<i32>>()
     });
-    let mut children = children.filter(|child| process::has_parents_memory(*child));
-    let child = || children.next().map(|child| ("child", child));
-    bare.map(|thread| ("thread", *thread)).or_else(child)
+    children.find(|child| process::has_parents_memory(*child)).map(|child| ("child", child))
 }
 
 /// True if a thread has a list of robust locks, as each has that the C library made.

@@ -110,8 +110,13 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
+        // Two threads with one set of variables must not both run the handler of the stop, which
+        // uses them. A thread that is beginning has none of its own yet, and is looked at again.
+        sharer = sharing::find_thread(&ours);
+        if sharer.is_some() {
+            return wait_for_next();
+        }
         let stopped = stop::others(libc::SIGBUS, &ours, all, waited_call, |stopped| {
-            // A thread that is beginning has none of its own yet.
             sharer = sharing::find(&ours);
             if sharer.is_some() {
                 return None;
@@ -125,11 +130,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
             // A stopped thread has no lock of our allocator's.
             Some(Some(stopped.to_vec()))
         });
-        let stopped = stopped.flatten();
-        if stopped.is_none() {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-        stopped
+        stopped.flatten().or_else(wait_for_next)
     });
     drop((work, in_kernels));
     let stopped = stopped.ok_or_else(|| why_not_stopped(sharer))?;
@@ -145,6 +146,12 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     // While the layout is locked.
     stage::enter(Stage::Managed);
     Ok(())
+}
+
+/// A moment until the threads are asked again.
+fn wait_for_next<T>() -> Option<T> {
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    None
 }
 
 fn why_no_pager(error: &uzswap_region::Error) -> String {
