@@ -5,6 +5,7 @@ mod links;
 mod manifests;
 mod modules;
 mod names;
+mod sources;
 
 use crate::{docs, files};
 use english::Counts;
@@ -45,9 +46,11 @@ pub fn check(root: &Path) -> ExitCode {
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
         counts.add(&path, &english::findings(&path, &text));
     }
+    let known = sources::Known::of(&sources);
     for path in files(root, "md") {
         let Ok(text) = fs::read_to_string(root.join(&path)) else { continue };
         links::check(root, &path, &text, &mut wrong);
+        known.check(&path, &text, &mut wrong);
         counts.add(&path, &english::findings(&path, &text));
     }
     let manifest = fs::read_to_string(root.join("tests/Cargo.toml")).unwrap_or_default();
