@@ -39,8 +39,6 @@ struct Page {
     /// In the pool, if it leaves now.
     bytes: u16,
     copy: Copied,
-    /// It is untouched, and a window has brought it in as zeros.
-    is_zeroed: bool,
 }
 
 /// The copy that the cache has of a page that is there.
@@ -52,8 +50,7 @@ enum Copied {
     Different,
 }
 
-const NOWHERE: Page =
-    Page { state: PageState::Nowhere, level: 0, bytes: 0, copy: Copied::Not, is_zeroed: false };
+const NOWHERE: Page = Page { state: PageState::Nowhere, level: 0, bytes: 0, copy: Copied::Not };
 
 /// A touch of a page.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +71,7 @@ pub(crate) struct PagerModel<'a> {
     /// Where pages lie, in order: neighbours have numbers that follow each other. `None`: each
     /// fault brings in one page.
     places: Option<&'a [u32]>,
-    /// The last page that was touched at a place.
+    /// The last page that came to a place.
     at_place: Vec<u32>,
     streams: Streams,
     /// Pages that came from the cache since copies were last dropped.
@@ -89,7 +86,7 @@ pub(crate) struct PagerModel<'a> {
     written: u64,
 }
 
-/// No page was touched there.
+/// No page has come there.
 const NO_PAGE: u32 = u32::MAX;
 
 impl<'a> PagerModel<'a> {
@@ -100,15 +97,25 @@ impl<'a> PagerModel<'a> {
         places: Option<&'a [u32]>,
     ) -> Self {
         let ends = places.and_then(<[u32]>::last).map_or(0, |last| *last as usize + 1);
+        let mut at_place = vec![NO_PAGE; ends];
+        // Where the trace has no page there is one that the program does not touch. A window brings
+        // it in all the same.
+        let between = |two: &[u32]| two[0] + 1..two[1];
+        let blanks = places.into_iter().flat_map(|places| places.windows(2).flat_map(between));
+        let mut all = pages;
+        for place in blanks {
+            at_place[place as usize] = all as u32;
+            all += 1;
+        }
         // One lane has charged a window, and each half of its credit, for pages to come.
         let window = window_max((memory / PAGE_BYTES) as usize, LANES) + LANES * 16;
         let charged = places.map_or(0, |_| window as u64 * PAGE_BYTES);
         let memory = memory.saturating_sub(charged);
         Self {
-            pages: vec![NOWHERE; pages],
-            memory: Memory::new(pages, memory),
+            pages: vec![NOWHERE; all],
+            memory: Memory::new(all, memory),
             places,
-            at_place: vec![NO_PAGE; ends],
+            at_place,
             streams: Streams::default(),
             loaded: Vec::new(),
             staged: 0,
@@ -172,11 +179,6 @@ impl<'a> PagerModel<'a> {
     /// Brings a page in, and its neighbours where the program goes in order.
     fn fault(&mut self, page: usize, state: PageState) {
         self.bring_in(page);
-        if std::mem::take(&mut self.pages[page].is_zeroed) {
-            // A window had brought it in: no fault, and nothing was learnt.
-            self.pages[page].state = PageState::There { passes: 0, is_used: false };
-            return;
-        }
         let came = self.places.map_or(1, |places| self.bring_around(places, page, state));
         // Of several nothing is learnt.
         self.pages[page].state = PageState::There { passes: 0, is_used: came == 1 };
@@ -200,7 +202,7 @@ impl<'a> PagerModel<'a> {
         let mut came = 1;
         while came < window
             && let Some(other) = way.from(place, came)
-            && self.bring_neighbour(page, other, is_stored)
+            && self.bring_neighbour(other, is_stored)
         {
             came += 1;
         }
@@ -210,8 +212,7 @@ impl<'a> PagerModel<'a> {
             let back = if way == Way::Up { 0 } else { window as u32 - 1 };
             let first = ahead.saturating_sub(back);
             let end = first + WINDOW_MAX as u32;
-            let _ =
-                (first..end).take_while(|other| self.bring_neighbour(page, *other, true)).count();
+            let _ = (first..end).take_while(|other| self.bring_neighbour(*other, true)).count();
         }
         self.streams.brought(REGION, place, came, way);
         if ahead.is_some() {
@@ -221,42 +222,35 @@ impl<'a> PagerModel<'a> {
     }
 
     /// Brings in the page at a place near one that faulted; `false` if it is not in the same state.
-    fn bring_neighbour(&mut self, page: usize, place: u32, is_stored: bool) -> bool {
-        let Some(at) = self.at_place.get(place as usize) else { return false };
-        let other = *at as usize;
-        if !is_stored {
-            // The page that is touched there next, if none is there now.
-            return self.bring_zeros(page, place);
-        }
-        if *at == NO_PAGE || !matches!(self.pages[other].state, PageState::Out { .. }) {
-            return false;
-        }
-        self.bring_in(other);
-        self.pages[other].level = 0;
-        self.pages[other].state = PageState::There { passes: 0, is_used: false };
+    fn bring_neighbour(&mut self, place: u32, is_stored: bool) -> bool {
+        let Some(last) = self.at_place.get(place as usize).copied() else { return false };
+        let found = if is_stored { self.stored_at(last) } else { self.next_at(place, last) };
+        let Some(page) = found else { return false };
+        self.bring_in(page);
+        self.at_place[place as usize] = page as u32;
+        self.pages[page].level = 0;
+        self.pages[page].state = PageState::There { passes: 0, is_used: false };
         true
     }
 
-    fn bring_zeros(&mut self, page: usize, place: u32) -> bool {
-        let Some(places) = self.places else { return false };
-        let is_free = match self.at_place[place as usize] {
-            NO_PAGE => true,
-            other => self.pages[other as usize].state == PageState::Nowhere,
-        };
-        // Pages are numbered as they lie.
-        let after = (page + 1..places.len()).take_while(|at| places[*at] <= place);
-        let before = (0..page).rev().take_while(|at| places[*at] >= place);
-        let next = after.chain(before).filter(|at| places[*at] == place).find(|at| {
-            self.pages[*at].state == PageState::Nowhere
-                && self.at_place[place as usize] != *at as u32
-        });
-        match next {
-            Some(next) if is_free && !self.pages[next].is_zeroed => {
-                self.pages[next].is_zeroed = true;
-                true
-            }
-            _ => false,
+    /// The page that was last at a place, if it is out.
+    fn stored_at(&self, last: u32) -> Option<usize> {
+        let is_out = |page: &Page| matches!(page.state, PageState::Out { .. });
+        self.pages.get(last as usize).filter(|page| is_out(page)).map(|_| last as usize)
+    }
+
+    /// The page that comes to a place next, as zeros, if there is none now.
+    fn next_at(&self, place: u32, last: u32) -> Option<usize> {
+        let places = self.places?;
+        if last == NO_PAGE {
+            // Pages are numbered as they lie, and those of one place as they come.
+            return Some(places.partition_point(|at| *at < place));
         }
+        let last = last as usize;
+        let is_free = self.pages[last].state == PageState::Nowhere;
+        let is_blank = last >= places.len();
+        let next = if is_blank { last } else { last + 1 };
+        (is_free && (is_blank || places.get(next) == Some(&place))).then_some(next)
     }
 
     /// Makes room for a page, and counts it. The cache keeps its copy.
