@@ -48,7 +48,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l policy -d 'In-proc
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l user -d 'Run the command as this user, with their groups and home [default: the caller; under sudo, root]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l size -d 'Largest size of the swap device, before compression [default: the machine\'s memory, and at least 16 times the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd; in-process lz4]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l remote-copies -d 'Replicas of the store that must have a page before the disk may forget it [default: 0]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -l remote-timeout -d 'Seconds to wait for a page that only the store has [default: 10]' -r
@@ -70,7 +70,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s q -l quiet -d 'Pri
 complete -c uzswap -n "__fish_uzswap_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l size -d 'Largest size of the swap device, before compression: for example 16G, or \'ram / 2\'' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd; in-process lz4]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l remote-copies -d 'Replicas of the store that must have a page before the disk may forget it [default: 0]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand serve" -l remote-timeout -d 'Seconds to wait for a page that only the store has [default: 10]' -r
@@ -90,7 +90,7 @@ complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l cgroup -d 'A cg
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l memory -d 'Memory that its processes may use, together' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l size -d 'Largest size of the swap device, before compression [default: the machine\'s memory, and at least 16 times the limit]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l pool -d 'Memory for compressed pages [default: half of the free memory beyond the limit]' -r
-complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd]' -r
+complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l compressor -d 'Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in zstd:3 [default: zstd; in-process lz4]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l backing -d 'Where the coldest pages go: a file with a size, a block device, or none [default: an unnamed file in /var/tmp]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l remote-copies -d 'Replicas of the store that must have a page before the disk may forget it [default: 0]' -r
 complete -c uzswap -n "__fish_uzswap_using_subcommand attach" -l remote-timeout -d 'Seconds to wait for a page that only the store has [default: 10]' -r

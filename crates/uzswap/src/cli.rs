@@ -125,7 +125,7 @@ pub struct CacheArguments {
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub pool: Option<u64>,
     /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
-    /// zstd:3 [default: zstd].
+    /// zstd:3 [default: zstd; in-process lz4].
     ///
     /// Levels: lz4 -2 to 64, zstd -100 to 19, deflate 1 to 12. A higher level takes more time and
     /// less memory. Of lz4, a higher level from 1 on takes less time and more memory.
@@ -140,6 +140,7 @@ pub struct CacheArguments {
     /// the disk's free space if that is less. If that would be below 64 MiB, there is none.
     ///
     /// With --in-process: a folder, and the size of the unnamed file that each process has there.
+    /// By itself that is /var/tmp, with up to 16 times --memory.
     ///
     /// An address names a store in another machine's memory, Valkey or Redis. It is used beside the
     /// file, which a second --backing may name. `max` limits the bytes there.
