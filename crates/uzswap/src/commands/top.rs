@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+use uzswap_engine::compress::Codec;
 use uzswap_sys::pressure;
 
 /// The screen that `--once` prints, and the least that everything fits on.
@@ -38,21 +39,11 @@ const SIGNALS: Duration = Duration::from_millis(100);
 
 const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓ a attach  q end";
 
-/// The compressors that `c` goes through.
-const COMPRESSORS: [&str; 5] = ["lz4", "zstd", "lzo", "deflate", "wkdm"];
+/// The compressors that `c` goes through: all but `raw`, which is the first.
+const COMPRESSORS: &[Codec] = Codec::CHOICES.split_at(Codec::Raw as usize + 1).1;
 
 /// By which part of the pool's limit `+` and `-` change it.
 const POOL_STEP: u64 = 8;
-
-/// Statistics of pages in the pool, by compressor.
-const CODECS: [(&str, &str); 6] = [
-    ("zstd", "pool_pages_zstd"),
-    ("lz4", "pool_pages_lz4"),
-    ("lzo", "pool_pages_lzo"),
-    ("deflate", "pool_pages_deflate"),
-    ("wkdm", "pool_pages_wkdm"),
-    ("incompressible", "stored_incompressible_pages"),
-];
 
 /// One look.
 struct Look {
@@ -199,9 +190,9 @@ impl View {
             KeyCode::Char('c') => {
                 let now = read("parameters/compressor");
                 let now = now.split(':').next();
-                let place = COMPRESSORS.iter().position(|name| Some(*name) == now);
+                let place = COMPRESSORS.iter().position(|codec| Some(codec.name()) == now);
                 let next = place.map_or(0, |place| (place + 1) % COMPRESSORS.len());
-                ("compressor", COMPRESSORS[next].to_owned())
+                ("compressor", COMPRESSORS[next].name().to_owned())
             }
             KeyCode::Char('+') => ("max_pool_bytes", (limit + limit / POOL_STEP).to_string()),
             KeyCode::Char('-') => ("max_pool_bytes", (limit - limit / POOL_STEP).to_string()),
@@ -288,8 +279,10 @@ impl View {
 
 /// Pages in the pool by compressor; compressors without pages are left out.
 fn by_codec(stats: &Stats) -> String {
-    let counts = CODECS.map(|(name, statistic)| (name, stats.get(statistic)));
-    let there = counts.iter().filter(|(_, count)| *count > 0);
+    let of = |codec: &Codec| (codec.name(), stats.get(&format!("pool_pages_{}", codec.name())));
+    let raw = ("incompressible", stats.get("stored_incompressible_pages"));
+    let counts = COMPRESSORS.iter().map(of).chain([raw]);
+    let there = counts.filter(|(_, count)| *count > 0);
     there.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
 }
 
