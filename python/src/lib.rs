@@ -148,7 +148,7 @@ impl Pager {
     }
 }
 
-/// Memory of a pager. An array over it keeps it; it is unmapped with the last one.
+/// Memory of a pager. It stays mapped until the last array over it is gone.
 #[pyclass(frozen, module = "uzswap")]
 struct Region {
     region: uzswap_region::Region,

@@ -33,9 +33,9 @@ pub struct Layout {
 
 static LAYOUT: Mutex<Option<Layout>> = Mutex::new(None);
 
-/// Waits until the program's memory has been adopted. A call that began before would be given
-/// memory that nobody keeps there for its time. Not for calls by which threads wake each other:
-/// one of ours that is waited for may be among those.
+/// Waits until the program's memory has been adopted. The buffers of a call that began before would
+/// not be pinned. Not for calls by which threads wake each other: the thread that adopts may wait
+/// for such a call.
 pub fn await_complete() {
     if !stage::is_complete() {
         let _inside = inside();

@@ -83,8 +83,8 @@ fn interrupted(thread: &Stopped, waited: Option<WaitedCall>) -> Option<(usize, i
     known.map(|(start, number)| (start, i64::from(number))).or(told)
 }
 
-/// How the first signal is handled that waits for a thread, by the handler's flags; `None` if there
-/// is none that has a handler.
+/// The flags of the handler of the first signal that waits for this thread and has one; `None` if
+/// none has.
 fn waiting(blocked: u64) -> Option<u64> {
     let mut set = 0u64;
     // SAFETY: the kernel writes the eight bytes of a set.

@@ -52,7 +52,7 @@ impl Watcher {
         let whole = looker::apart(process::own_anonymous_bytes);
         let whole = match (whole, agent) {
             (Some(whole), _) => whole,
-            // It has gone where there is no /proc since.
+            // A program that was taken over may have lost sight of /proc since.
             (None, Some(agent)) => agent.pager.used_bytes(),
             (None, None) => return Observation::Unmeasured,
         };
@@ -204,18 +204,18 @@ fn tell(agent: &Agent, tree: &Tree) {
     }
 }
 
-/// This process's memory that others have too, since a fork. All count it that were taken over, and
-/// their children are so from the start.
+/// This process's memory that others have too, since a fork. Each process that was taken over
+/// counts it, and so do its children from their start.
 struct SharedSize {
     bytes: u64,
-    /// How much less it was than the time before: so much less it may be again before it is known.
+    /// Size of the last decrease. As much again is assumed before the next reading.
     fell: u64,
     next: Instant,
     wait: Duration,
 }
 
 impl SharedSize {
-    /// It is found out after a fork, and as long as there is any.
+    /// It is read after a fork, and again as long as there is such memory.
     fn bytes(&mut self) -> u64 {
         let is_new = forking::take_note();
         if is_new || self.bytes > 0 && Instant::now() >= self.next {

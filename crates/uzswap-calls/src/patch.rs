@@ -56,8 +56,8 @@ pub struct Patched {
     pub left: usize,
 }
 
-/// Where a thread continues that a trap stopped at an address: open addressing, read by signal
-/// handlers, filled by one thread before the traps exist.
+/// For the address of each trap, the address at which the thread goes on. A table with open
+/// addressing: one thread fills it before the traps exist, and signal handlers read it.
 struct Traps {
     slots: Box<[(usize, usize)]>,
 }
@@ -114,8 +114,8 @@ impl Patcher {
         Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new() })
     }
 
-    /// Where a thread continues that met `ud2` at an address; `None` if that is none of ours. For
-    /// the handler of SIGILL, which the caller sets. Safe in a signal handler.
+    /// The address at which a thread goes on that met the `ud2` at `address`; `None` if it is none
+    /// of ours. For the handler of SIGILL, which the caller sets. Safe in a signal handler.
     pub fn resume_at(address: usize) -> Option<usize> {
         // SAFETY: a table, once made, stays.
         let traps = unsafe { TRAPS.load(Acquire).as_ref() }?;
@@ -195,7 +195,7 @@ impl Patcher {
         Ok(work)
     }
 
-    /// Writes the stub of a site; its address.
+    /// Writes the stub of a site, and returns its address.
     fn stub(&mut self, site: &Site) -> io::Result<usize> {
         let stub = self.room(site.address)?;
         let mut code = [0xcc; STUB];

@@ -123,7 +123,7 @@ impl Budget {
         is_granted
     }
 
-    /// Charges as many of these pages as there is room for; how many.
+    /// Charges as many of these pages as there is room for, and returns their number.
     pub(crate) fn charge_some(&self, pages: i64) -> i64 {
         let some = pages.min(self.room());
         if some > 0 && self.try_charge(some) { some } else { 0 }

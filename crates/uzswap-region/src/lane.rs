@@ -40,16 +40,17 @@ const LOADED_MAX: usize = 2 * BATCH;
 
 /// See the module.
 pub(crate) struct Lane {
-    /// Where a single page is decoded to.
+    /// A single page is decoded into it.
     pub(crate) page: Box<Page>,
     /// Pages charged and not yet made.
     pub(crate) credit: i64,
     pub(crate) streams: Streams,
-    /// Pages, with their regions, that came from the cache since reclaim looked, the first of them.
-    /// Their copies are still there.
+    /// The first pages, with their regions, that came from the cache since reclaim last looked. The
+    /// cache still has copies of them.
     loaded: Vec<(u32, u32)>,
-    /// Addresses for a batch, and pages of it that are charged: where a window is decoded to.
+    /// A window of pages is decoded into it: addresses for a batch.
     window: Option<Mapping>,
+    /// Its pages that are charged.
     window_pages: usize,
     /// The largest window since reclaim looked.
     window_used: usize,
@@ -77,13 +78,14 @@ impl Lane {
         }
     }
 
-    /// Gives up the pages that it has charged for later; how many.
+    /// Gives up the pages that it has charged for later, and returns their number.
     fn take_charged(&mut self) -> i64 {
         self.window = None;
         std::mem::take(&mut self.credit) + std::mem::take(&mut self.window_pages) as i64
     }
 
-    /// Gives back the part of its buffer that no window has used since the last call; its pages.
+    /// Gives back the part of its buffer that no window has used since the last call, and returns
+    /// the number of its pages.
     fn take_unused(&mut self) -> i64 {
         let used = std::mem::take(&mut self.window_used);
         let unused = self.window_pages.saturating_sub(used);
@@ -101,8 +103,8 @@ impl Lane {
         self.counts[what as usize] += by;
     }
 
-    /// Where to decode up to `pages` pages to, and how many there is room for, of which `charge` is
-    /// asked; `None` where that is not more than one.
+    /// The address of a buffer for up to `pages` pages, and the number of pages that it has room
+    /// for. `charge` is asked for those that it lacks. `None` if there is room for one at most.
     pub(crate) fn window(
         &mut self,
         pages: usize,
@@ -122,10 +124,10 @@ impl Lane {
     }
 }
 
-/// All of them.
+/// The lanes of all CPUs.
 pub(crate) struct Lanes {
     lanes: Box<[CachePadded<Mutex<Lane>>]>,
-    /// The read-ahead thread's.
+    /// The lane of the read-ahead thread.
     ahead: CachePadded<Mutex<Lane>>,
 }
 
@@ -139,12 +141,12 @@ impl Lanes {
         self.lanes.len() + 1
     }
 
-    /// The read-ahead thread's.
+    /// The lane of the read-ahead thread.
     pub(crate) fn ahead(&self) -> MutexGuard<'_, Lane> {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This CPU's, or any that is free where another thread was preempted in this one.
+    /// The lane of this CPU, or a free one if another thread was preempted while it had this one.
     pub(crate) fn here(&self) -> MutexGuard<'_, Lane> {
         let here = cpu::current() % self.lanes.len();
         for step in 0..self.lanes.len() {
@@ -157,7 +159,7 @@ impl Lanes {
         self.lanes[here].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pages that were loaded, of the lanes that are free now.
+    /// Takes the loaded pages that the free lanes have noted.
     pub(crate) fn take_loaded(&self) -> Vec<(u32, u32)> {
         let free = self.lanes.iter().filter_map(|lane| lane.try_lock().ok());
         // Nothing is allocated under a lane's lock.
@@ -166,20 +168,21 @@ impl Lanes {
         loaded
     }
 
-    /// Takes the pages that free lanes have charged for later; how many. Each CPU has some, so they
-    /// are much of a small budget where there are many CPUs.
+    /// Takes the pages that free lanes have charged for later, and returns their number. Each CPU
+    /// has some, so they are much of a small budget where there are many CPUs.
     pub(crate) fn take_charged(&self) -> i64 {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_charged()).sum()
     }
 
-    /// Takes the pages of buffers that free lanes did not use since the last call; how many.
+    /// Takes the pages of buffers that free lanes have not used since the last call, and returns
+    /// their number.
     pub(crate) fn take_unused(&self) -> i64 {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_unused()).sum()
     }
 
-    /// All of them, which nobody else has then.
+    /// Locks all lanes, so that no other thread has one.
     pub(crate) fn all(&self) -> Vec<MutexGuard<'_, Lane>> {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()

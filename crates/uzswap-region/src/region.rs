@@ -57,9 +57,9 @@ impl Region {
         Self(RegionRef { space, pager })
     }
 
-    /// Leaves the region mapped and gives its address away, for callers that can keep no more than
-    /// that: [`Pager::region_at`] finds it again, [`Pager::unmap`] unmaps it. It goes with the
-    /// process at the latest, and does not keep the pager.
+    /// Leaves the region mapped and returns its address, for callers that can keep no more than
+    /// that: [`Pager::region_at`] finds it again, [`Pager::unmap`] unmaps it. The region does not
+    /// keep the pager, and lasts no longer than the process.
     pub fn into_raw(self) -> NonNull<u8> {
         let kept = ManuallyDrop::new(self);
         // SAFETY: read once, and `kept` is never dropped; so the handles go and the region stays.

@@ -277,7 +277,7 @@ impl Line {
     }
 }
 
-/// Encrypts and sends some of the bytes; their number.
+/// Encrypts and sends some of the bytes, and returns their number.
 fn send_by(tls: &mut ClientConnection, descriptor: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     let taken = tls.writer().write(bytes).map_err(|_| Errno::IO)?;
     flush(tls, descriptor)?;

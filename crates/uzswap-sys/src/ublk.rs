@@ -318,7 +318,7 @@ impl Control {
         pushed.expect("there is never more than one command");
     }
 
-    /// Submits the command that was put in to the kernel.
+    /// Submits the queued command to the kernel.
     fn submit(&mut self) -> io::Result<()> {
         loop {
             match self.ring.submit() {

@@ -18,7 +18,7 @@ use uzswap_policy::replay::Step;
 pub(crate) const RECORD_BYTES: usize = 24;
 
 impl Steps {
-    /// Writes the touches to a new file; how many.
+    /// Writes the touches to a new file, and returns their number.
     pub fn export(&self, trace: &Trace, path: &Path) -> Result<u64, TraceError> {
         let write = || {
             let records = self.records(trace);

@@ -17,11 +17,11 @@ pub struct Summary {
     pub pages: usize,
     /// Smallest, quartiles and largest of the compressed sizes; `None`: no page was compressed.
     pub sizes: Option<[u16; 5]>,
-    /// Pages that came back same-filled, and identical to another one.
+    /// Pages that came back same-filled.
     pub same_filled: u64,
-    /// See `same_filled`.
+    /// Pages that came back identical to another one.
     pub identical: u64,
-    /// The call sites with most touches, and those.
+    /// The call sites with most touches, each with their number.
     pub sites: Vec<(u32, u64)>,
 }
 
@@ -29,7 +29,7 @@ pub struct Summary {
 const SITES: usize = 8;
 
 impl Summary {
-    /// Those of a trace.
+    /// Sums a trace up.
     pub fn of(trace: &Trace) -> Self {
         let touches = || trace.events.iter().filter(|event| event.what.is_touch());
         let count = |is_it: fn(&Event) -> bool| touches().filter(|one| is_it(one)).count() as u64;

@@ -240,7 +240,7 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     assert_eq!(child.wait().unwrap().code(), Some(125));
     machine.assert_as_before();
 
-    // Killed, it cannot undo anything: the next one does, in any case.
+    // A killed benchmark undoes nothing: the next one does it.
     let mut child = start();
     child.kill().unwrap();
     child.wait().unwrap();

@@ -107,7 +107,7 @@ impl UnitEncoder {
     }
 }
 
-/// Makes a group with pages of numbers; its bytes.
+/// Makes a group with pages of numbers, and returns its bytes.
 fn take_apart<'a>(group: &[Page], numbers: &[bool], out: &'a mut [u8]) -> &'a [u8] {
     let (headers, pages) = out.split_at_mut(HEADERS_BYTES);
     let slots = headers.as_chunks_mut().0.iter_mut().zip(pages.as_chunks_mut().0);

@@ -116,7 +116,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Waits until the daemon serves; its notes.
+    /// Waits until the daemon serves, and returns its notes.
     pub(super) fn await_daemon(&mut self) -> Result<Vec<String>, Failure> {
         match self.hear_daemon() {
             Ok(DaemonReport::Ready { transport, notes }) => {
@@ -133,7 +133,7 @@ impl Keeper {
         }
     }
 
-    /// Orders something of the daemon that it answers; its answer.
+    /// Sends the daemon an order that it answers, and returns the answer.
     pub(super) fn ask_daemon(&mut self, order: &Order) -> io::Result<DaemonReport> {
         self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?.send(order)?;
         self.hear_daemon()
