@@ -2,9 +2,9 @@
 
 use crate::pins::{
     BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_type, make, make_once,
-    make_until_it_sees, peek, pin_touched, pin_vector, used_of_futex,
+    make_until_it_sees, pin_message, pin_touched, pin_vector, used_of_futex,
 };
-use crate::{Agent, layout, own_files, stage, whole};
+use crate::{Agent, layout, own_files, parts, stage, whole};
 use libc::c_long;
 use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
@@ -29,7 +29,15 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
         }
         pins = pin_all(agent, call, buffers);
     }
-    if pins.left() > 0 && !has_untold(buffers) {
+    let kind = if pins.left() == 0 { parts::kind(call) } else { None };
+    if let Some(kind) = kind {
+        drop(pins);
+        if parts::make(agent, call, &kind) {
+            return Outcome::Done;
+        }
+        pins = pin_all(agent, call, buffers);
+    }
+    if pins.left() > 0 && !has_untold(buffers) && !is_deep(call.number as c_long) {
         // Nothing of the program's is absent. Where the call answers `EFAULT`, a message that it
         // has taken is gone.
         make_once(call);
@@ -130,15 +138,6 @@ fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
     pins.pin(argument(at), bytes);
 }
 
-fn pin_message(pins: &mut Pins<'_>, at: u64) {
-    pins.pin(at, size_of::<libc::msghdr>() as u64);
-    if let Some(message) = peek::<libc::msghdr>(at) {
-        pins.pin(message.msg_name as u64, message.msg_namelen.into());
-        pins.pin(message.msg_control as u64, message.msg_controllen as u64);
-        pin_vector(pins, message.msg_iov as u64, message.msg_iovlen as u64);
-    }
-}
-
 /// The memory that these arguments refer to is pinned: a path, a structure, a result. Each call
 /// waits until its memory can be pinned, because some cannot be repeated ([`is_done_by_then`]).
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
@@ -187,11 +186,16 @@ fn is_wake(call: &Call) -> bool {
     call.number as c_long == libc::SYS_futex && used_of_futex(call.arguments[1]).len() < 3
 }
 
+/// True if the memory of a call may refer to more memory.
 fn is_deep(number: c_long) -> bool {
     matches!(
         number,
         libc::SYS_ioctl
             | libc::SYS_futex_waitv
+            | FUTEX_REQUEUE
+            | libc::SYS_setsockopt
+            | libc::SYS_getsockopt
+            | libc::SYS_mq_notify
             | libc::SYS_prctl
             | libc::SYS_seccomp
             | libc::SYS_bpf
@@ -205,5 +209,6 @@ fn is_deep(number: c_long) -> bool {
 }
 
 /// Newer than the C library's list.
+const FUTEX_REQUEUE: c_long = 456;
 const SETXATTRAT: c_long = 463;
 const GETXATTRAT: c_long = 464;

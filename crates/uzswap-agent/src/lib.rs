@@ -36,6 +36,7 @@ mod layout;
 mod looker;
 mod masks;
 mod own_files;
+mod parts;
 mod pins;
 mod processes;
 mod request;

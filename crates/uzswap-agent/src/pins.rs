@@ -105,7 +105,7 @@ fn file_type(file: i32) -> Option<libc::mode_t> {
 }
 
 /// True if a transfer may be cut short: no message is lost.
-fn is_stream(file: i32) -> bool {
+pub fn is_stream(file: i32) -> bool {
     match file_type(file) {
         Some(libc::S_IFREG | libc::S_IFIFO) => true,
         Some(libc::S_IFSOCK) => {
@@ -191,6 +191,16 @@ pub fn pin_vector(pins: &mut Pins<'_>, list: u64, count: u64) {
     }
 }
 
+/// Pins a message's header, and the memory that this refers to.
+pub fn pin_message(pins: &mut Pins<'_>, at: u64) {
+    pins.pin(at, size_of::<libc::msghdr>() as u64);
+    if let Some(message) = peek::<libc::msghdr>(at) {
+        pins.pin(message.msg_name as u64, message.msg_namelen.into());
+        pins.pin(message.msg_control as u64, message.msg_controllen as u64);
+        pin_vector(pins, message.msg_iov as u64, message.msg_iovlen as u64);
+    }
+}
+
 /// Pins the memory that arguments refer to. Returns true if any is adopted.
 pub fn pin_touched(pins: &mut Pins<'_>, call: &Call, arguments: &[usize]) -> bool {
     let mut any = false;
@@ -230,6 +240,8 @@ pub fn make(agent: &Agent, call: &mut Call) {
 /// in, more each time, and it is made again.
 pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     let mut turn = 0;
+    // Until the call has been made once more.
+    let mut held = None;
     while turn < TRIES {
         let is_complete = stage::is_complete();
         make_once(call);
@@ -244,15 +256,41 @@ pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
             unsafe { raw(libc::SYS_nanosleep as u64, [(&raw const pause) as u64, 0, 0, 0, 0, 0]) };
         }
         let mut pins = Pins::new(agent);
-        let given = arguments.iter().map(|at| call.arguments[*at]);
-        for at in given.filter(|at| is_address(*at)) {
-            pins.pin(at, UNTOLD << turn);
-            for near in 0..4 {
-                let inner = peek::<u64>(at + near * 8).filter(|inner| is_address(*inner));
-                if let Some(inner) = inner {
-                    pins.pin(inner, UNTOLD << turn);
-                }
+        bring_in(&mut pins, arguments.iter().map(|at| call.arguments[*at]), turn);
+        held = Some(pins);
+    }
+    drop(held);
+}
+
+/// Structures that are looked at for one try: they may refer to others.
+const LOOKS: usize = 256;
+/// The numbers of a structure that are looked at in the first try.
+const FIELDS: usize = 16;
+
+/// Brings in the memory at these addresses, the memory that this refers to, and so on. By turns it
+/// looks at more numbers of each structure, and brings more bytes in.
+fn bring_in(pins: &mut Pins<'_>, given: impl Iterator<Item = u64>, turn: usize) {
+    let is_wide = turn % 2 == 1;
+    let fields = if is_wide { FIELDS << (turn - 1) } else { FIELDS };
+    let bytes = if is_wide { UNTOLD } else { UNTOLD << turn };
+    let (mut addresses, mut count) = ([0u64; LOOKS], 0);
+    let mut add = |at: u64, count: &mut usize, addresses: &mut [u64; LOOKS]| {
+        if is_address(at) {
+            pins.pin(at, bytes);
+            if let Some(place) = addresses.get_mut(*count) {
+                *place = at;
+                *count += 1;
             }
         }
+    };
+    given.for_each(|at| add(at, &mut count, &mut addresses));
+    let mut looked = 0;
+    while looked < count {
+        let mut structure = [0u8; PAGE_BYTES];
+        let most = (fields * size_of::<u64>()).min(PAGE_BYTES);
+        let read = peek_bytes(addresses[looked], &mut structure[..most]);
+        let (fields, _) = structure[..read].as_chunks();
+        fields.iter().for_each(|field| add(u64::from_ne_bytes(*field), &mut count, &mut addresses));
+        looked += 1;
     }
 }

@@ -299,7 +299,7 @@ pub static ROWS: &[Row] = &[
     row(236, "vserver", Absent),
     row(237, "mbind", Touched(&[3])),
     row(238, "set_mempolicy", Touched(&[1])),
-    row(239, "get_mempolicy", Touched(&[0, 1])),
+    row(239, "get_mempolicy", Touched(&[0, 1, 3])),
     row(240, "mq_open", Touched(&[0, 3])),
     row(241, "mq_unlink", Touched(&[0])),
     row(242, "mq_timedsend", Pinned(&[Bytes(1, 2), Fixed(4, 16)])),

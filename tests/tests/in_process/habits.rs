@@ -338,6 +338,20 @@ fn calls_with_long_buffers_leave_memory_to_other_threads() {
 }
 
 #[test]
+fn memory_that_a_structure_refers_to_is_brought_in_however_far_it_is() {
+    compare("long_calls.c", &["waits_for_many", "filters", "nodes"]);
+    let before = "export UZSWAP_MEANS=guards;";
+    compare_with("long_calls.c", &["waits_for_many", "filters", "nodes"], before);
+}
+
+#[test]
+fn calls_that_move_more_than_is_pinned_at_once_move_all_of_it() {
+    compare("long_calls.c", &["many_messages", "streams", "copies"]);
+    let before = "export UZSWAP_MEANS=protection;";
+    compare_with("long_calls.c", &["many_messages", "streams", "copies"], before);
+}
+
+#[test]
 fn a_file_is_read_and_written_past_the_page_cache() {
     compare("calls.c", &["direct"]);
     compare_with("calls.c", &["direct"], "export UZSWAP_MEANS=guards;");

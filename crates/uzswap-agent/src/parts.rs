@@ -1,0 +1,252 @@
+//! Calls that move more than may be pinned at once, and that the kernel would have made whole: it
+//! would stop at memory that is out. They are made in parts, each with its memory pinned.
+//!
+//! On a stream a blocking call moves all bytes that it is given, and so does a look into another
+//! process's memory. A list of messages ends where one finds no room, and that message is lost.
+
+use crate::pins::{
+    BUFFERS_MAX, MOST, Pins, UNTOLD, buffer_of, is_stream, is_type, peek, pin_message, poke,
+};
+use crate::{Agent, own_files};
+use libc::c_long;
+use std::mem::offset_of;
+use uzswap_calls::{Call, raw};
+
+/// A kind of long call.
+pub enum Long {
+    Messages,
+    BetweenProcesses,
+    Stream,
+}
+
+/// The kind of a call; `None`: it is not made in parts.
+pub fn kind(call: &Call) -> Option<Long> {
+    let [file, _, second, third, ..] = call.arguments;
+    let kind = match call.number as c_long {
+        libc::SYS_recvmmsg | libc::SYS_sendmmsg => return Some(Long::Messages),
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => {
+            return Some(Long::BetweenProcesses);
+        }
+        libc::SYS_writev => is_pipe_or_stream(file) && !own_files::may_show_memory(),
+        // Of each call with MSG_ZEROCOPY the kernel says once that it is done with the memory.
+        libc::SYS_sendto => third as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
+        libc::SYS_sendmsg => second as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
+        libc::SYS_recvfrom => waits_for_all(third) && is_stream_socket(file),
+        libc::SYS_recvmsg => waits_for_all(second) && is_stream_socket(file),
+        _ => false,
+    };
+    kind.then_some(Long::Stream)
+}
+
+/// Makes a call in parts. `false`: its memory cannot be read, and nothing is done.
+pub fn make(agent: &Agent, call: &mut Call, kind: &Long) -> bool {
+    let result = match kind {
+        Long::Messages => Some(messages(agent, call)),
+        Long::BetweenProcesses => between_processes(agent, call),
+        Long::Stream => Stream::of(agent, call),
+    };
+    if let Some(result) = result {
+        call.result = result;
+    }
+    result.is_some()
+}
+
+fn waits_for_all(flags: u64) -> bool {
+    flags as i32 & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL
+}
+
+fn is_stream_socket(file: u64) -> bool {
+    is_type(file as i32, libc::S_IFSOCK) && is_stream(file as i32)
+}
+
+fn is_pipe_or_stream(file: u64) -> bool {
+    is_type(file as i32, libc::S_IFIFO) || is_stream_socket(file)
+}
+
+/// The answer to a call of which parts have moved so many bytes, and the last one answered this.
+fn sum(done: i64, result: i64) -> i64 {
+    if result < 0 && done > 0 { done } else { done + result }
+}
+
+/// The buffers of a list. `None`: it cannot be read, or is longer than the kernel takes.
+fn list(at: u64, count: u64) -> Option<Vec<(u64, u64)>> {
+    let all: Vec<_> = (0..count.min(BUFFERS_MAX)).map_while(|i| buffer_of(at, i)).collect();
+    (all.len() as u64 == count).then_some(all)
+}
+
+/// A call on a stream.
+struct Stream {
+    number: c_long,
+    arguments: [u64; 6],
+    /// Of `sendmsg` and `recvmsg`.
+    message: Option<libc::msghdr>,
+    /// Data came with a message for the program (`SCM_RIGHTS`), at which the kernel stops.
+    has_control: bool,
+}
+
+impl Stream {
+    fn of(agent: &Agent, call: &Call) -> Option<i64> {
+        let [_, at, bytes, ..] = call.arguments;
+        let number = call.number as c_long;
+        let mut rest = Pins::new(agent);
+        let (message, buffers) = match number {
+            libc::SYS_writev => (None, list(at, bytes)?),
+            libc::SYS_sendto | libc::SYS_recvfrom => {
+                rest.pin(call.arguments[4], UNTOLD);
+                rest.pin(call.arguments[5], size_of::<u32>() as u64);
+                (None, vec![(at, bytes)])
+            }
+            _ => {
+                rest.pin(at, size_of::<libc::msghdr>() as u64);
+                let message = peek::<libc::msghdr>(at)?;
+                rest.pin(message.msg_name as u64, message.msg_namelen.into());
+                rest.pin(message.msg_control as u64, message.msg_controllen as u64);
+                (Some(message), list(message.msg_iov as u64, message.msg_iovlen as u64)?)
+            }
+        };
+        let mut stream = Self { number, arguments: call.arguments, message, has_control: false };
+        let mut done = 0;
+        for (start, bytes) in buffers {
+            let mut moved = 0;
+            while moved < bytes {
+                let part = (start.wrapping_add(moved), (bytes - moved).min(MOST));
+                let mut pins = Pins::new(agent);
+                pins.pin(part.0, part.1);
+                let result = stream.make_part(part, done == 0);
+                done = sum(done, result);
+                if result < 0 || result as u64 != part.1 || stream.has_control {
+                    return Some(done);
+                }
+                moved += part.1;
+            }
+        }
+        Some(done)
+    }
+
+    /// Moves a part. Only the first one has an address and a control message. Only at that one a
+    /// broken stream is a signal: afterwards the answer is that some bytes were moved.
+    fn make_part(&mut self, (at, bytes): (u64, u64), is_first: bool) -> i64 {
+        let part = libc::iovec { iov_base: at as *mut _, iov_len: bytes as usize };
+        let [file, _, _, flags, name, name_bytes] = self.arguments;
+        let quiet = if is_first { 0 } else { libc::MSG_NOSIGNAL as u64 };
+        let arguments = match self.number {
+            libc::SYS_writev => [file, &raw const part as u64, 1, 0, 0, 0],
+            libc::SYS_sendto if is_first => [file, at, bytes, flags, name, name_bytes],
+            libc::SYS_sendto => [file, at, bytes, flags | quiet, 0, 0],
+            libc::SYS_recvfrom => [file, at, bytes, flags, name, name_bytes],
+            _ => return self.make_message(part, is_first, quiet),
+        };
+        // SAFETY: a part of the program's request.
+        unsafe { raw(self.number as u64, arguments) }
+    }
+
+    fn make_message(&mut self, mut part: libc::iovec, is_first: bool, quiet: u64) -> i64 {
+        let [file, header, flags, ..] = self.arguments;
+        let Some(mut message) = self.message else { return -i64::from(libc::EFAULT) };
+        let is_read = self.number == libc::SYS_recvmsg;
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        if !is_first && !is_read {
+            (message.msg_name, message.msg_namelen) = (std::ptr::null_mut(), 0);
+            (message.msg_control, message.msg_controllen) = (std::ptr::null_mut(), 0);
+        }
+        let flags = if is_read { flags } else { flags | quiet };
+        let arguments = [file, &raw mut message as u64, flags, 0, 0, 0];
+        // SAFETY: a part of the program's request; the header is a copy with that part in it.
+        let result = unsafe { raw(self.number as u64, arguments) };
+        if is_read && result >= 0 {
+            let field = |offset: usize| header + offset as u64;
+            poke(field(offset_of!(libc::msghdr, msg_namelen)), &message.msg_namelen);
+            poke(field(offset_of!(libc::msghdr, msg_controllen)), &message.msg_controllen);
+            poke(field(offset_of!(libc::msghdr, msg_flags)), &message.msg_flags);
+            self.has_control = message.msg_controllen > 0;
+        }
+        result
+    }
+}
+
+/// `recvmmsg`, `sendmmsg`: as many messages at a time as may be pinned.
+fn messages(agent: &Agent, call: &Call) -> i64 {
+    const BYTES: u64 = size_of::<libc::mmsghdr>() as u64;
+    let [file, all, count, flags, time, _] = call.arguments;
+    let mut done = 0;
+    while (done as u64) < count {
+        let first = all.wrapping_add(done as u64 * BYTES);
+        let mut pins = Pins::new(agent);
+        pins.pin(time, size_of::<libc::timespec>() as u64);
+        let fits = |number: &u64| {
+            pin_message(&mut pins, first.wrapping_add(number * BYTES));
+            pins.pin(first.wrapping_add(number * BYTES), BYTES);
+            pins.left() > 0
+        };
+        let some = 0..(count - done as u64).min(BUFFERS_MAX);
+        let part = some.take_while(fits).count().max(1);
+        let waits_for_one = flags & libc::MSG_WAITFORONE as u64 != 0 && done > 0;
+        let more = if waits_for_one { libc::MSG_DONTWAIT as u64 } else { 0 };
+        let arguments = [file, first, part as u64, flags | more, time, 0];
+        // SAFETY: a part of the program's list, with the time that it has given.
+        let result = unsafe { raw(call.number, arguments) };
+        done = sum(done, result);
+        if result < part as i64 {
+            break;
+        }
+    }
+    done
+}
+
+/// `process_vm_readv`, `process_vm_writev`. The other process may be this one.
+fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
+    let [process, local, local_count, remote, remote_count, flags] = call.arguments;
+    let mut local = Cursor::new(list(local, local_count)?);
+    let mut remote = Cursor::new(list(remote, remote_count)?);
+    let mut done = 0;
+    while let (Some((from, here)), Some((to, there))) = (local.rest(), remote.rest()) {
+        let bytes = here.min(there).min(MOST / 4);
+        let mut pins = Pins::new(agent);
+        pins.pin(from, bytes);
+        pins.pin(to, bytes);
+        let part = |at: u64| libc::iovec { iov_base: at as *mut _, iov_len: bytes as usize };
+        let (ours, theirs) = (part(from), part(to));
+        let lists = [&raw const ours as u64, 1, &raw const theirs as u64, 1];
+        let arguments = [process, lists[0], lists[1], lists[2], lists[3], flags];
+        // SAFETY: a part of the program's request.
+        let result = unsafe { raw(call.number, arguments) };
+        done = sum(done, result);
+        if result != bytes as i64 {
+            break;
+        }
+        local.go(bytes);
+        remote.go(bytes);
+    }
+    Some(done)
+}
+
+/// A place in a list of buffers.
+struct Cursor {
+    list: Vec<(u64, u64)>,
+    at: usize,
+    moved: u64,
+}
+
+impl Cursor {
+    fn new(list: Vec<(u64, u64)>) -> Self {
+        let mut cursor = Self { list, at: 0, moved: 0 };
+        cursor.go(0);
+        cursor
+    }
+
+    /// The rest of the buffer that it is in.
+    fn rest(&self) -> Option<(u64, u64)> {
+        let (at, bytes) = self.list.get(self.at)?;
+        Some((at.wrapping_add(self.moved), bytes - self.moved))
+    }
+
+    /// Goes on by that many bytes, which the buffer has, and past empty ones.
+    fn go(&mut self, bytes: u64) {
+        self.moved += bytes;
+        while self.list.get(self.at).is_some_and(|(_, bytes)| self.moved == *bytes) {
+            self.at += 1;
+            self.moved = 0;
+        }
+    }
+}

@@ -1,0 +1,200 @@
+// Calls that are given more memory than their arguments tell, or more than is pinned at once.
+#include "habit.h"
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <linux/futex.h>
+#include <linux/mempolicy.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+
+static void say(const char *name, long answer) {
+    printf("%s %ld %s\n", name, answer, answer < 0 ? strerror(errno) : "");
+}
+
+// Structures whose fields refer to memory that is out, beyond the first few of them.
+struct waiter { unsigned long value, word; unsigned flags, reserved; };
+enum { WAITERS = 30, FUTEX_WAITV = 449, FUTEX_REQUEUE_LIST = 456, U32_PRIVATE = 0x82, U32 = 2 };
+static int waits_for_many(void) {
+    unsigned char *memory = map(32 * MIB);
+    struct waiter all[WAITERS];
+    struct timespec soon;
+    memset(memory, 0, 32 * MIB);
+    grow();
+    // One differs: the call does not wait.
+    for (int i = 0; i < WAITERS; i++)
+        all[i] = (struct waiter){ i == 28, (long)memory + (WAITERS - i) * MIB, U32_PRIVATE, 0 };
+    send_out(memory, 32 * MIB);
+    say("one differs", syscall(FUTEX_WAITV, all, WAITERS, 0, NULL, 0));
+    all[28].value = 0;
+    clock_gettime(CLOCK_MONOTONIC, &soon);
+    send_out(memory, 32 * MIB);
+    say("none differs", syscall(FUTEX_WAITV, all, WAITERS, 0, &soon, CLOCK_MONOTONIC));
+    all[0].flags = all[1].flags = U32;
+    send_out(memory, 32 * MIB);
+    say("moved", syscall(FUTEX_REQUEUE_LIST, all, 0, 1, 1));
+    return 0;
+}
+
+// A socket's filter is where the option's value says.
+static int filters(void) {
+    struct sock_filter *code = (void *)map(MIB);
+    struct sock_fprog *given = (void *)map(MIB), filter = { 4096, code };
+    int socket_of = socket(AF_INET, SOCK_DGRAM, 0);
+    grow();
+    for (int i = 0; i < 4096; i++) code[i] = (struct sock_filter){ i == 4095 ? 6 : 0, 0, 0, 0xffff };
+    *given = filter;
+    for (int turn = 0; turn < 2; turn++) {
+        send_out(code, MIB);
+        send_out(given, MIB);
+        say("filter", setsockopt(socket_of, SOL_SOCKET, SO_ATTACH_FILTER, turn ? given : &filter, sizeof filter));
+    }
+    return 0;
+}
+
+// The node of a page that is out.
+static int nodes(void) {
+    unsigned char *memory = map(MIB);
+    int node = -1;
+    memset(memory, 5, MIB);
+    grow();
+    send_out(memory, MIB);
+    say("node", syscall(SYS_get_mempolicy, &node, NULL, 0, memory + 3 * PAGE, MPOL_F_NODE | MPOL_F_ADDR));
+    printf("%d, %d\n", node >= 0, memory[3 * PAGE]);
+    return 0;
+}
+
+// Many messages in one call, with room for 10 MiB: none is lost.
+enum { MESSAGES = 160, ROOM = 64 << 10, TEXT = 1000 };
+static int many_messages(void) {
+    static struct mmsghdr list[MESSAGES];
+    static struct iovec parts[MESSAGES];
+    int ends[2], wrong = 0, seen = 0, status;
+    unsigned char *memory = map(MESSAGES * ROOM);
+    socketpair(AF_UNIX, SOCK_DGRAM, 0, ends);
+    for (int i = 0; i < MESSAGES; i++) {
+        parts[i] = (struct iovec){ memory + i * ROOM, ROOM };
+        list[i].msg_hdr = (struct msghdr){ .msg_iov = &parts[i], .msg_iovlen = 1 };
+    }
+    grow();
+    end_after(30);
+    pid_t child = fork();
+    if (!child) {
+        unsigned char text[TEXT];
+        for (int i = 0; i < MESSAGES; i++) {
+            memset(text, i, TEXT);
+            if (send(ends[1], text, TEXT, 0) != TEXT) _exit(1);
+        }
+        _exit(0);
+    }
+    memset(memory, 255, MESSAGES * ROOM);
+    send_out(memory, MESSAGES * ROOM);
+    while (seen < MESSAGES) {
+        int count = recvmmsg(ends[0], list, MESSAGES - seen, seen ? MSG_WAITFORONE : 0, NULL);
+        if (count <= 0) return 2;
+        for (int i = 0; i < count * TEXT; i++)
+            wrong += memory[i / TEXT * ROOM + i % TEXT] != (unsigned char)(seen + i / TEXT);
+        seen += count;
+    }
+    waitpid(child, &status, 0);
+    printf("%d received, %d wrong\n", seen, wrong);
+    memset(memory, 3, MESSAGES * ROOM);
+    send_out(memory, MESSAGES * ROOM);
+    if (!(child = fork())) {
+        for (int i = 0; i < MESSAGES; i++)
+            if (recv(ends[0], memory, ROOM, 0) != ROOM || memory[0] != 3) _exit(1);
+        _exit(0);
+    }
+    printf("%d sent\n", sendmmsg(ends[1], list, MESSAGES, 0));
+    waitpid(child, &status, 0);
+    printf("%d\n", status);
+    return 0;
+}
+
+// Calls on streams that wait until all is moved: 12 MiB, which are out.
+enum { LONG = 12 * MIB };
+static unsigned char *data;
+static void connect_by_network(int *ends) {
+    struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof name;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (void *)&name, bytes) || listen(listener, 1)) exit(2);
+    getsockname(listener, (void *)&name, &bytes);
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(ends[0], (void *)&name, bytes)) exit(2);
+    ends[1] = accept(listener, NULL, NULL);
+    close(listener);
+}
+static long differ(unsigned char *at, long bytes) {
+    long wrong = 0;
+    for (long i = 0; i < bytes; i++) wrong += at[i] != i % 251;
+    return wrong;
+}
+static long move_all(int file, int is_write) {
+    long done = 0, part;
+    while (done < LONG && (part = is_write ? write(file, data + done, LONG - done)
+                                           : read(file, data + done, LONG - done)) > 0) done += part;
+    return done;
+}
+static int streams(void) {
+    static const char *const names[] = { "send", "sendmsg", "writev", "writev to a pipe", "recv", "recvmsg" };
+    data = map(LONG);
+    grow();
+    end_after(110);
+    for (int turn = 0; turn < 11; turn++) {
+        int kind = turn % 6, ends[2], status, is_read = kind >= 4;
+        if (kind == 3 && pipe(ends)) return 2;
+        if (kind == 3) ends[0] ^= ends[1], ends[1] ^= ends[0], ends[0] ^= ends[1];
+        else if (turn < 6) socketpair(AF_UNIX, SOCK_STREAM, 0, ends);
+        else connect_by_network(ends);
+        struct iovec parts[] = { { data, 7 * MIB }, { data, 0 }, { data + 7 * MIB, 1000 },
+                                 { data + 7 * MIB + 1000, LONG - 7 * MIB - 1000 } };
+        struct msghdr message = { .msg_iov = parts, .msg_iovlen = 4 };
+        for (long i = 0; i < LONG; i++) data[i] = i % 251;
+        pid_t child = fork();
+        if (!child) {
+            close(ends[0]);
+            if (!is_read) memset(data, 255, LONG);
+            _exit(move_all(ends[1], is_read) != LONG || differ(data, LONG));
+        }
+        if (is_read) memset(data, 255, LONG);
+        send_out(data, LONG);
+        long bytes = kind == 0 ? send(ends[0], data, LONG, 0)
+            : kind == 1 ? sendmsg(ends[0], &message, 0)
+            : kind < 4 ? writev(ends[0], parts, 4)
+            : kind == 4 ? recv(ends[0], data, LONG, MSG_WAITALL)
+                        : recvmsg(ends[0], &message, MSG_WAITALL);
+        close(ends[0]);
+        waitpid(child, &status, 0);
+        printf("%s %ld bytes, %ld wrong, %d\n", names[kind], bytes, differ(data, LONG), status);
+        close(ends[1]);
+    }
+    return 0;
+}
+
+// Long copies between memory that is out and memory that is out.
+static int copies(void) {
+    unsigned char *from = map(LONG), *to = map(LONG);
+    for (long i = 0; i < LONG; i++) from[i] = i % 251;
+    grow();
+    for (int turn = 0; turn < 2; turn++) {
+        memset(to, 255, LONG);
+        struct iovec one = { to, LONG }, parts[] = { { from, 9 * MIB + 1 }, { from, 0 },
+                                                     { from + 9 * MIB + 1, LONG - 9 * MIB - 1 } };
+        send_out(from, LONG);
+        send_out(to, LONG);
+        long bytes = turn ? process_vm_writev(getpid(), parts, 3, &one, 1, 0)
+                          : process_vm_readv(getpid(), &one, 1, parts, 3, 0);
+        printf("%ld bytes, %ld wrong\n", bytes, differ(to, LONG));
+    }
+    return 0;
+}
+
+int main(int arguments, char **argument) {
+    static const struct named all[] = {
+        { "waits_for_many", waits_for_many }, { "filters", filters }, { "nodes", nodes },
+        { "many_messages", many_messages }, { "streams", streams }, { "copies", copies },
+    };
+    return arguments > 1 ? choose(all, sizeof all / sizeof *all, argument[1]) : 99;
+}
