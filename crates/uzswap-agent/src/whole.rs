@@ -7,7 +7,7 @@ use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
 use uzswap_calls::{Call, raw};
-use uzswap_sys::map::PAGE_BYTES;
+use uzswap_sys::map::{PAGE_BYTES, place};
 
 /// Bytes that are pinned and copied at a time.
 const PART: u64 = 1 << 20;
@@ -96,8 +96,9 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
 fn map(bytes: u64) -> Option<Range<usize>> {
     let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let at = unsafe { raw(libc::SYS_mmap as u64, [0, bytes, access, flags, u64::MAX, 0]) };
+    let wanted = place::next(bytes as usize) as u64;
+    // SAFETY: a new mapping, where nothing is: the address is a wish.
+    let at = unsafe { raw(libc::SYS_mmap as u64, [wanted, bytes, access, flags, u64::MAX, 0]) };
     (at > 0).then_some(at as usize..at as usize + bytes as usize)
 }
 
