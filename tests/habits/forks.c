@@ -1,5 +1,6 @@
 // Forks, in all the ways in which programs make them, and what they rely on meanwhile.
 #include "habit.h"
+#include <dirent.h>
 #include <semaphore.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -337,10 +338,40 @@ static int other_block(void) {
     return 0;
 }
 
+// Threads that are not this program's have no stack where it might map: also in a child.
+static int stacks_between(void) {
+    char name[300], line[300];
+    int between = 0;
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *one; (one = readdir(threads));) {
+        if (one->d_name[0] == '.' || atoi(one->d_name) == getpid()) continue;
+        snprintf(name, sizeof name, "/proc/self/task/%s/syscall", one->d_name);
+        FILE *file = fopen(name, "r");
+        unsigned long stack;
+        // The number of a call, its six arguments, and the stack; not of a thread that runs.
+        const char *form = "%*s %*s %*s %*s %*s %*s %*s %lx";
+        if (file && fgets(line, sizeof line, file) && sscanf(line, form, &stack) == 1)
+            between += stack < 1UL << 46 || stack >= 5UL << 44;
+        if (file) fclose(file);
+    }
+    closedir(threads);
+    return between;
+}
+static int stacks(void) {
+    grow();
+    pid_t child = fork();
+    if (!child) _exit(stacks_between());
+    int status = -1;
+    waitpid(child, &status, 0);
+    printf("child %d, here %d\n", status, stacks_between());
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
         { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
+        { "stacks", stacks },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },

@@ -66,10 +66,13 @@ use std::time::Duration;
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::{map, own_threads, pid_namespace};
-use uzswap_tree::front::{Front, STACK};
+use uzswap_tree::front::{Front, PLACE, STACK};
 use uzswap_tree::share::Allowance;
 use uzswap_tree::{Setting, Tree};
 use watcher::Watcher;
+
+// The front's stacks are behind the mappings of this library.
+const _: () = assert!(PLACE >= map::place::END);
 
 /// The state of a program that was taken over.
 pub struct Agent {
@@ -192,8 +195,8 @@ fn await_bell(rung: u32, wait: Duration) {
 fn start() -> io::Result<()> {
     let _inside = inside();
     let coming = own_threads::announce();
-    let thread = std::thread::Builder::new().name("uzswap-agent".into()).stack_size(STACK);
-    thread.spawn(|| watch(coming)).map(drop)
+    let started = own_threads::start(c"uzswap-agent", STACK, || watch(coming));
+    started.map(own_threads::Started::leave)
 }
 
 /// Looks, decides and acts, until it is to end.

@@ -28,8 +28,9 @@ static IS_THERE: AtomicBool = AtomicBool::new(false);
 pub fn start() {
     ORDER.store(NONE, SeqCst);
     let coming = own_threads::announce();
-    let thread = std::thread::Builder::new().name("uzswap-look".into()).stack_size(STACK);
-    IS_THERE.store(thread.spawn(|| run(coming)).is_ok(), SeqCst);
+    let started = own_threads::start(c"uzswap-look", STACK, || run(coming));
+    IS_THERE.store(started.is_ok(), SeqCst);
+    started.into_iter().for_each(own_threads::Started::leave);
 }
 
 /// Does work in that thread, and waits for it. `/proc/self` is as here, `/proc/thread-self` is not.

@@ -28,6 +28,7 @@ mod interposed;
 mod kernel;
 mod loading;
 mod masks;
+mod thread;
 mod thread_locals;
 mod trial;
 

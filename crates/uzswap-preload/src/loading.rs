@@ -4,14 +4,14 @@
 //! load one library in the middle of another. A thread of our own waits for the linker's lock. A
 //! thread that waits for ours may have that lock, and so waits only briefly.
 
-use crate::{front, masks, say};
+use crate::{front, masks, say, thread};
 use libc::{c_char, c_int, c_void};
 use rustix::time::Timespec;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
-use uzswap_tree::front::{BEGIN, Begin, Fork, Front, Hooks, STACK};
+use uzswap_tree::front::{BEGIN, Begin, Fork, Front, Hooks};
 
 /// The agent, in the folder of this library.
 const AGENT: &CStr = c"libuzswap_agent.so";
@@ -20,9 +20,6 @@ const AGENT: &CStr = c"libuzswap_agent.so";
 pub const LOAD_TIME: u32 = 20;
 /// Milliseconds after which a loading thread is assumed to wait for the caller.
 const PATIENCE: u32 = 100;
-
-/// The number of times that a thread's stack may be doubled.
-const STACK_DOUBLINGS: u32 = 6;
 
 /// Not tried yet.
 const NOT_LOADED: u32 = 0;
@@ -75,7 +72,7 @@ pub fn load_in_thread() -> bool {
     }
     // SAFETY: the written structures were made for it, and the function has the required form. The
     // program's threads take the program's signals; those of faults are our own.
-    let done = unsafe {
+    let is_started = unsafe {
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         libc::sigfillset(every.as_mut_ptr());
@@ -83,47 +80,15 @@ pub fn load_in_thread() -> bool {
             libc::sigdelset(every.as_mut_ptr(), fault);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, every.as_ptr(), before.as_mut_ptr());
-        let done = start_thread(load_and_watch, None);
+        let started = thread::start_for_good(load_and_watch);
         masks::set_whole_mask(before.as_ptr());
-        done
+        started
     };
-    if done != 0 {
+    if !is_started {
         STATE.store(ENDED, SeqCst);
         say(&[b"no thread can be started"]);
     }
     true
-}
-
-type ThreadBody = extern "C" fn(*mut c_void) -> *mut c_void;
-
-/// Starts a thread that is detached or, with a place for it, to be joined. An error number, or 0.
-///
-/// # Safety
-/// The program's signals are blocked.
-unsafe fn start_thread(start: ThreadBody, joined: Option<&mut libc::pthread_t>) -> c_int {
-    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
-    let mut thread = MaybeUninit::<libc::pthread_t>::zeroed();
-    let attributes = attributes.as_mut_ptr();
-    // SAFETY: both are written before they are used.
-    unsafe {
-        libc::pthread_attr_init(attributes);
-        if joined.is_none() {
-            libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED);
-        }
-        // The C library refuses a stack without space for the variables of all libraries.
-        let mut error = libc::EINVAL;
-        for larger in 0..STACK_DOUBLINGS {
-            if error == libc::EINVAL {
-                libc::pthread_attr_setstacksize(attributes, STACK << larger);
-                error =
-                    libc::pthread_create(thread.as_mut_ptr(), attributes, start, ptr::null_mut());
-            }
-        }
-        if let (0, Some(joined)) = (error, joined) {
-            *joined = thread.assume_init();
-        }
-        error
-    }
 }
 
 extern "C" fn load_and_watch(_: *mut c_void) -> *mut c_void {
@@ -156,14 +121,9 @@ pub fn give_up(reason: &[&[u8]]) {
 /// library's file would have the lowest free number, and a program that closes all its descriptors
 /// would close it while the dynamic linker reads it. In a thread with signals blocked.
 fn open_apart() -> *const Hooks {
-    let (mut thread, mut hooks) = (0, ptr::null_mut());
-    // SAFETY: the caller's thread takes no signals of the program's. The thread that is joined was
-    // started, and is joined once.
-    let is_done = unsafe {
-        start_thread(open_in_own_table, Some(&mut thread)) == 0
-            && libc::pthread_join(thread, &raw mut hooks) == 0
-    };
-    if is_done { hooks.cast::<Hooks>().cast_const() } else { open() }
+    // SAFETY: the caller's thread takes no signals of the program's.
+    let opened = unsafe { thread::run(open_in_own_table) };
+    opened.map_or_else(open, |hooks| hooks.cast::<Hooks>().cast_const())
 }
 
 extern "C" fn open_in_own_table(_: *mut c_void) -> *mut c_void {
@@ -208,14 +168,9 @@ fn open() -> *const Hooks {
 
 /// Loads the agent and starts a thread, in a child that ends thereafter.
 pub fn try_out() {
-    let mut thread = 0;
     open_library();
-    // SAFETY: the child has no handler of signals; the thread is joined once if it was started.
-    unsafe {
-        if start_thread(do_nothing, Some(&mut thread)) == 0 {
-            libc::pthread_join(thread, ptr::null_mut());
-        }
-    }
+    // SAFETY: the child has no handler of signals.
+    unsafe { thread::run(do_nothing) };
 }
 
 extern "C" fn do_nothing(value: *mut c_void) -> *mut c_void {

@@ -5,8 +5,8 @@ use crate::fault;
 use crate::handlers::HANDLERS_MAX;
 use crate::mode::Mode;
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 use std::{io, mem};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_remote::Tiers;
@@ -30,7 +30,7 @@ pub fn is_pager_thread() -> bool {
 /// Owns the threads.
 pub(crate) struct Handle {
     pub(crate) inner: Arc<Inner>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<own_threads::Started>>,
 }
 
 impl Handle {
@@ -39,7 +39,7 @@ impl Handle {
         Self { inner, threads: Mutex::default() }
     }
 
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+    fn threads(&self) -> MutexGuard<'_, Vec<own_threads::Started>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,9 +47,8 @@ impl Handle {
     pub(crate) fn start(&self, reclaim_threads: usize) -> io::Result<()> {
         // Threads inherit the mask: no signal of the program's is handled in ours.
         let _blocked = Blocked::all();
-        let start = |name: &str, run: fn(&Inner)| {
+        let start = |name: &'static CStr, run: fn(&Inner)| {
             let inner = self.inner.clone();
-            let thread = thread::Builder::new().name(name.into()).stack_size(STACK);
             let coming = own_threads::announce();
             let run = move || {
                 let _entered = coming.enter();
@@ -57,20 +56,20 @@ impl Handle {
                 map::remember_stack(STACK);
                 run(&inner);
             };
-            let thread = thread.spawn(run)?;
+            let thread = own_threads::start(name, STACK, run)?;
             self.threads().push(thread);
             Ok::<_, io::Error>(())
         };
         for _ in 0..reclaim_threads {
-            start("uzswap-reclaim", Inner::run_reclaim)?;
+            start(c"uzswap-reclaim", Inner::run_reclaim)?;
         }
-        start("uzswap-ahead", Inner::run_ahead)?;
+        start(c"uzswap-ahead", Inner::run_ahead)?;
         if self.inner.tiers.is_some() {
-            start("uzswap-remote", Inner::run_store)?;
+            start(c"uzswap-remote", Inner::run_store)?;
         }
         if self.inner.mode == Mode::HandlerThreads {
             for _ in 0..cpu::allowed().min(HANDLERS_MAX) {
-                start("uzswap-fault", Inner::run_handler)?;
+                start(c"uzswap-fault", Inner::run_handler)?;
             }
         }
         Ok(())
@@ -84,7 +83,7 @@ impl Handle {
         self.inner.door.uffd().into_iter().for_each(Uffd::stop);
         let mut threads = self.threads();
         for thread in threads.drain(..) {
-            drop(thread.join());
+            thread.join();
         }
         self.inner.door.uffd().into_iter().for_each(Uffd::go_on);
         self.inner.set_stopping(false);
@@ -93,7 +92,7 @@ impl Handle {
     /// In a fork, which has none of its parent's threads.
     pub(crate) fn restart(&self) -> io::Result<()> {
         // They are not waited for.
-        self.threads().drain(..).for_each(mem::forget);
+        self.threads().clear();
         self.start(1)
     }
 }

@@ -20,6 +20,15 @@ pub const FORM: u64 = 0x757a_6672_6f6e_0008;
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
 
+/// Stacks of the front's threads lie from here on, by chance so many units beyond it. Neither the
+/// kernel nor a program puts any mapping there by itself. The agent's mappings end before it: the
+/// chance of both is the address of their code, and one would lie in the other's way.
+pub const PLACE: usize = 0x4f00_0000_0000;
+/// See [`PLACE`].
+pub const PLACE_UNIT: usize = 64 << 10;
+/// See [`PLACE`]: up to 2^44 + 2^46.
+pub const PLACE_UNITS: usize = (0x5000_0000_0000 - PLACE) / PLACE_UNIT;
+
 /// A process with less memory does not wait for its turn.
 pub const QUEUED_LEAST: u64 = 4 << 20;
 /// Interval in which a waiting process checks that another one would resume it.

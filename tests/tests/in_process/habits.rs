@@ -154,6 +154,11 @@ fn addresses_that_a_program_has_given_back_stay_free() {
     }
 }
 
+#[test]
+fn threads_of_ours_have_stacks_where_a_program_maps_nothing() {
+    compare("forks.c", &["stacks"]);
+}
+
 /// The bytes of a part that stays, by the report.
 fn stays(output: &Output, why: &str) -> f64 {
     let told = String::from_utf8_lossy(&output.stderr);

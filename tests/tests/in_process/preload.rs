@@ -402,9 +402,9 @@ fn an_allocator_that_works_from_main_on_is_left_alone() {
 /// them, too. It would run in threads of ours, whose memory must not leave.
 const IMPORTS: &str = "
     memcmp bcmp memcpy memmove memset strlen
-    pthread_attr_destroy pthread_attr_getguardsize pthread_attr_getstack pthread_attr_init
-    pthread_attr_setstacksize pthread_create pthread_detach pthread_getattr_np pthread_getspecific
-    pthread_join pthread_key_create pthread_key_delete pthread_mutex_lock pthread_mutex_unlock
+    pthread_attr_destroy pthread_attr_init pthread_attr_setstack pthread_attr_setstacksize
+    pthread_create pthread_detach pthread_getspecific pthread_join pthread_tryjoin_np
+    pthread_key_create pthread_key_delete pthread_mutex_lock pthread_mutex_unlock
     pthread_once pthread_self pthread_setname_np pthread_setspecific pthread_sigmask
     __pthread_key_create __libc_current_sigrtmax __register_atfork __sigaction ssignal sysv_signal
     raise sigaddset sigdelset sigfillset sigismember abort

@@ -10,9 +10,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Below it are programs of fixed addresses, and allocators that choose theirs by chance (V8's are
-/// below 2^46). Beyond [`END`] are other programs with their heaps, libraries and stacks.
+/// below 2^46). Beyond [`END`] are the stacks of the library that loads this one
+/// (`uzswap_tree::front`), then other programs with their heaps, libraries and stacks.
 const START: usize = 0x4000_0000_0000;
-const END: usize = 0x5000_0000_0000;
+/// See [`START`].
+pub const END: usize = 0x4f00_0000_0000;
 
 /// Mappings of this size may have huge pages, which begin at a multiple of it.
 const HUGE: usize = 2 << 20;

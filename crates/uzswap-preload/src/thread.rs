@@ -1,0 +1,127 @@
+//! Starts threads of this library.
+//!
+//! Their stacks lie where neither the kernel nor a program puts a mapping by itself. The C library
+//! would map them where the highest hole is, and the program may be about to map there again.
+
+use libc::{c_int, c_void, pthread_t};
+use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
+use std::mem::MaybeUninit;
+use std::ptr;
+use uzswap_tree::front::{PLACE, PLACE_UNIT, PLACE_UNITS, STACK};
+
+/// The number of times that a stack may be doubled.
+const DOUBLINGS: u32 = 6;
+
+/// Bytes of the guard below a stack.
+const GUARD: usize = 4 << 10;
+
+/// The work of a thread.
+pub type Body = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Starts a thread that nobody waits for; `false`: there is none. Its stack stays.
+///
+/// # Safety
+/// The program's signals are blocked.
+pub unsafe fn start_for_good(body: Body) -> bool {
+    start(body, libc::PTHREAD_CREATE_DETACHED).is_some()
+}
+
+/// Runs a thread, and waits for its end and its result; `None`: there is none.
+///
+/// # Safety
+/// The program's signals are blocked.
+pub unsafe fn run(body: Body) -> Option<*mut c_void> {
+    let Started { thread, stack } = start(body, libc::PTHREAD_CREATE_JOINABLE)?;
+    let mut result = ptr::null_mut();
+    // SAFETY: started, and joined once.
+    unsafe { libc::pthread_join(thread, &raw mut result) };
+    stack.into_iter().for_each(GuardedStack::unmap);
+    Some(result)
+}
+
+struct Started {
+    thread: pthread_t,
+    /// `None`: the C library's.
+    stack: Option<GuardedStack>,
+}
+
+fn start(body: Body, is_detached: c_int) -> Option<Started> {
+    // The C library refuses a stack without space for the variables of all libraries.
+    for larger in 0..DOUBLINGS {
+        let bytes = STACK << larger;
+        let stack = GuardedStack::map(bytes);
+        match create(body, is_detached, stack.as_ref(), bytes) {
+            Ok(thread) => return Some(Started { thread, stack }),
+            Err(error) => {
+                stack.into_iter().for_each(GuardedStack::unmap);
+                if error != libc::EINVAL {
+                    return None;
+                }
+            }
+        }
+    }
+    None
+}
+
+/// Creates a thread on a stack, or on one of the C library's of so many bytes.
+fn create(
+    body: Body,
+    is_detached: c_int,
+    stack: Option<&GuardedStack>,
+    bytes: usize,
+) -> Result<pthread_t, c_int> {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
+    let mut thread = MaybeUninit::<pthread_t>::zeroed();
+    let attributes = attributes.as_mut_ptr();
+    // SAFETY: both structures are written before they are used. The stack, above its guard, is the
+    // thread's alone and stays as long as that does. The body has its form by its type.
+    unsafe {
+        libc::pthread_attr_init(attributes);
+        libc::pthread_attr_setdetachstate(attributes, is_detached);
+        match stack {
+            Some(stack) => {
+                libc::pthread_attr_setstack(attributes, stack.start.byte_add(GUARD), bytes)
+            }
+            None => libc::pthread_attr_setstacksize(attributes, bytes),
+        };
+        match libc::pthread_create(thread.as_mut_ptr(), attributes, body, ptr::null_mut()) {
+            0 => Ok(thread.assume_init()),
+            error => Err(error),
+        }
+    }
+}
+
+/// A guard, and a stack above it.
+struct GuardedStack {
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl GuardedStack {
+    /// For a stack of so many bytes. By the system call: the program's `mmap` counts.
+    fn map(bytes: usize) -> Option<Self> {
+        static CHANCE: u8 = 0;
+        // As much by chance as the address of this library.
+        let chance = (&raw const CHANCE as usize / GUARD) % PLACE_UNITS;
+        let wanted = ptr::without_provenance_mut(PLACE + chance * PLACE_UNIT);
+        let bytes = GUARD + bytes;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, where nothing is. Where something is, the kernel chooses.
+        let start = unsafe { mm::mmap_anonymous(wanted, bytes, access, flags) }.ok()?;
+        let stack = Self { start, bytes };
+        // SAFETY: the first page of that mapping, which nothing uses.
+        match unsafe { mm::mprotect(start, GUARD, MprotectFlags::empty()) } {
+            Ok(()) => Some(stack),
+            Err(_) => {
+                stack.unmap();
+                None
+            }
+        }
+    }
+
+    fn unmap(self) {
+        // SAFETY: mapped as a whole; no thread is on it any more. An error would leave it as it is.
+        let _ = unsafe { mm::munmap(self.start, self.bytes) };
+    }
+}
