@@ -58,14 +58,15 @@ fn is_read_of_file(call: &Call) -> bool {
 /// kernel refuses such a list.
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
-    let all = 0..count.min(BUFFERS_MAX);
-    let buffers: Vec<_> = all.map_while(|number| buffer_of(list, number)).collect();
-    let all = buffers.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes));
-    if buffers.len() as u64 != count || all.is_none_or(|all| all > BYTES_MAX) {
+    let add = |sum: u64, number| sum.checked_add(buffer_of(list, number)?.1);
+    let all = (0..count.min(BUFFERS_MAX)).try_fold(0, add);
+    if count > BUFFERS_MAX || all.is_none_or(|all| all > BYTES_MAX) {
         return false;
     }
     let mut done = 0;
-    for (start, bytes) in buffers {
+    // No memory is taken for a copy: a signal's handler may make a call meanwhile, or never come
+    // back.
+    for (start, bytes) in (0..count).map_while(|number| buffer_of(list, number)) {
         let mut rest = bytes;
         while rest > 0 {
             let (at, most) = (start.wrapping_add(bytes - rest), rest.min(MOST));

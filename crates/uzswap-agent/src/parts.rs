@@ -68,10 +68,30 @@ fn sum(done: i64, result: i64) -> i64 {
     if result < 0 && done > 0 { done } else { done + result }
 }
 
-/// The buffers of a list. `None`: it cannot be read, or is longer than the kernel takes.
-fn list(at: u64, count: u64) -> Option<Vec<(u64, u64)>> {
-    let all: Vec<_> = (0..count.min(BUFFERS_MAX)).map_while(|i| buffer_of(at, i)).collect();
-    (all.len() as u64 == count).then_some(all)
+/// A list of buffers, of the program's. It is read as it is needed: memory for a copy would take a
+/// lock, and a signal's handler may make a call meanwhile, or never come back.
+#[derive(Clone, Copy)]
+enum List {
+    /// At this address, so many.
+    Of(u64, u64),
+    /// One buffer.
+    One((u64, u64)),
+}
+
+impl List {
+    /// `None`: it cannot be read, or is longer than the kernel takes.
+    fn new(at: u64, count: u64) -> Option<Self> {
+        let is_whole = count <= BUFFERS_MAX && (0..count).all(|i| buffer_of(at, i).is_some());
+        is_whole.then_some(Self::Of(at, count))
+    }
+
+    fn get(self, number: u64) -> Option<(u64, u64)> {
+        match self {
+            Self::Of(at, count) if number < count => buffer_of(at, number),
+            Self::One(buffer) if number == 0 => Some(buffer),
+            _ => None,
+        }
+    }
 }
 
 /// A call on a stream.
@@ -90,23 +110,23 @@ impl Stream {
         let number = call.number as c_long;
         let mut rest = Pins::new(agent);
         let (message, buffers) = match number {
-            libc::SYS_writev => (None, list(at, bytes)?),
+            libc::SYS_writev => (None, List::new(at, bytes)?),
             libc::SYS_sendto | libc::SYS_recvfrom => {
                 rest.pin(call.arguments[4], UNTOLD);
                 rest.pin(call.arguments[5], size_of::<u32>() as u64);
-                (None, vec![(at, bytes)])
+                (None, List::One((at, bytes)))
             }
             _ => {
                 rest.pin(at, size_of::<libc::msghdr>() as u64);
                 let message = peek::<libc::msghdr>(at)?;
                 rest.pin(message.msg_name as u64, message.msg_namelen.into());
                 rest.pin(message.msg_control as u64, message.msg_controllen as u64);
-                (Some(message), list(message.msg_iov as u64, message.msg_iovlen as u64)?)
+                (Some(message), List::new(message.msg_iov as u64, message.msg_iovlen as u64)?)
             }
         };
         let mut stream = Self { number, arguments: call.arguments, message, has_control: false };
         let mut done = 0;
-        for (start, bytes) in buffers {
+        for (start, bytes) in (0..).map_while(|number| buffers.get(number)) {
             let mut moved = 0;
             while moved < bytes {
                 let part = (start.wrapping_add(moved), (bytes - moved).min(MOST));
@@ -197,8 +217,8 @@ fn messages(agent: &Agent, call: &Call) -> i64 {
 /// `process_vm_readv`, `process_vm_writev`. The other process may be this one.
 fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
     let [process, local, local_count, remote, remote_count, flags] = call.arguments;
-    let mut local = Cursor::new(list(local, local_count)?);
-    let mut remote = Cursor::new(list(remote, remote_count)?);
+    let mut local = Cursor::new(List::new(local, local_count)?);
+    let mut remote = Cursor::new(List::new(remote, remote_count)?);
     let mut done = 0;
     while let (Some((from, here)), Some((to, there))) = (local.rest(), remote.rest()) {
         let bytes = here.min(there).min(MOST / 4);
@@ -223,13 +243,13 @@ fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
 
 /// A place in a list of buffers.
 struct Cursor {
-    list: Vec<(u64, u64)>,
-    at: usize,
+    list: List,
+    at: u64,
     moved: u64,
 }
 
 impl Cursor {
-    fn new(list: Vec<(u64, u64)>) -> Self {
+    fn new(list: List) -> Self {
         let mut cursor = Self { list, at: 0, moved: 0 };
         cursor.go(0);
         cursor
@@ -238,13 +258,13 @@ impl Cursor {
     /// The rest of the buffer that it is in.
     fn rest(&self) -> Option<(u64, u64)> {
         let (at, bytes) = self.list.get(self.at)?;
-        Some((at.wrapping_add(self.moved), bytes - self.moved))
+        Some((at.wrapping_add(self.moved), bytes.checked_sub(self.moved)?))
     }
 
     /// Goes on by that many bytes, which the buffer has, and past empty ones.
     fn go(&mut self, bytes: u64) {
         self.moved += bytes;
-        while self.list.get(self.at).is_some_and(|(_, bytes)| self.moved == *bytes) {
+        while self.list.get(self.at).is_some_and(|(_, bytes)| self.moved == bytes) {
             self.at += 1;
             self.moved = 0;
         }

@@ -139,7 +139,7 @@ fn a_program_that_was_started_with_another_environment_is_named() {
     compile(folder.path(), OTHER_ENVIRONMENT, &["-O1"]);
     for environment in ["none", "other"] {
         let mut command = as_nobody(folder.path());
-        command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "1G"]);
+        command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "512M"]);
         command.arg(folder.path().join("program")).arg(environment);
         check(&command.output().unwrap(), "left program: its LD_PRELOAD lacks the library");
     }
