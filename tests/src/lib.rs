@@ -24,10 +24,14 @@ use uzswap_sys::process;
 /// two minutes were too few.
 const MOMENT: Duration = Duration::from_secs(8 * 60);
 
-/// A program of this workspace, built with the same profile as this test.
+/// A program of this workspace, built with the same profile as this test. If UZSWAP_TEST_PROGRAMS
+/// is a folder, the program there: that of `xtask roots` has the published one.
 pub fn program(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("the path of this test");
-    let folder = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
+    let given = std::env::var_os("UZSWAP_TEST_PROGRAMS").map(PathBuf::from);
+    let folder = given.unwrap_or_else(|| {
+        let test = std::env::current_exe().expect("the path of this test");
+        test.ancestors().nth(2).expect("target/<profile>/deps/<test>").to_owned()
+    });
     let path = folder.join(name);
     assert!(path.exists(), "{} is not built: cargo build --workspace", path.display());
     path

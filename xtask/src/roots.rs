@@ -6,6 +6,10 @@
 //! programs  the tests, as they are built here
 //! job       their names, run in the root, in namespaces of its own for mounts and processes
 //! ```
+//! The tests need the C library that they were built with. Where a root has an older one, this
+//! machine's dynamic linker and libraries start them, and they run the published program: the
+//! newest tarball of `xtask dist` ([`installed`]).
+//!
 //! Nothing of a root is mounted outside of those, so nothing stays when a run is killed.
 
 use crate::portable::MIRROR;
@@ -28,9 +32,9 @@ struct Arguments {
     /// Run everything in every root, and write docs/machines.md; or only rows with these words, as
     /// in debian12,debian13/musl.
     #[arg(long, value_name = "WORDS", num_args = 0..=1, require_equals = true,
-          default_missing_value = "debian12,debian13,sid")]
+          default_missing_value = "debian11,debian12,debian13,sid")]
     matrix: Option<String>,
-    /// The root that tests run in: debian12, debian13 or sid.
+    /// The root that tests run in: debian11, debian12, debian13 or sid.
     #[arg(long, default_value = "debian13")]
     root: String,
     /// Tests, TARGET or TARGET::NAME as in habits::handlers_may.
@@ -39,7 +43,8 @@ struct Arguments {
 }
 
 /// The roots and their suites, in the order of the table.
-const ROOTS: [(&str, &str); 3] = [("debian12", "bookworm"), ("debian13", "trixie"), ("sid", "sid")];
+const ROOTS: [(&str, &str); 4] =
+    [("debian11", "bullseye"), ("debian12", "bookworm"), ("debian13", "trixie"), ("sid", "sid")];
 
 /// Of a root: all that the tests run there.
 const PACKAGES: &str =
@@ -63,7 +68,10 @@ const HEAD: &str = "
 The tests of in-process in other user spaces, on one kernel. Written by
 `cargo run -p xtask -- roots --matrix`; with `--matrix=debian12,debian13/musl` only the rows that
 have these words are run and replaced. A root is made by mmdebstrap, and entered by root in
-namespaces of its own; programs run as user 65534 without capabilities.
+namespaces of its own; programs run as user 65534 without capabilities. The tests run this
+repository's build, but in `debian11`: its C library is older than that of this machine. There this
+machine's dynamic linker starts the tests. They run the program and libraries of the newest tarball
+(`cargo run -p xtask -- dist --only tarball`), which is built for glibc 2.28.
 
 *in-process*: `taken_over`, `in_process`, `habits`, `unmanaged`, `seen` and `preload`. *programs*:
 Python, Perl, SQLite, `sort`, and gcc under make, in a half and a quarter of their memory.
@@ -102,9 +110,8 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
 fn one(folders: &Folders, name: &str, tests: &[String]) -> Result<bool> {
     let suite = ROOTS.iter().find(|root| root.0 == name).map(|root| root.1);
     let suite = suite.ok_or_else(|| format!("there is no root '{name}'; see --help"))?;
-    let root = make(folders, suite)?;
-    check_age(name, &root)?;
-    let outcome = enter(folders, &root, &Job::new(&build(folders)?, tests)?, &[])?;
+    let root = make(folders, name, suite)?;
+    let outcome = enter(folders, &root, &build(folders)?, tests, Vec::new())?;
     println!("roots: {name}: {}", job::count(&outcome.tests));
     Ok(outcome.passed())
 }
@@ -122,14 +129,13 @@ fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
             if !is_wanted(wanted, &[name, tests_name].map(str::to_owned)) {
                 continue;
             }
-            let root = make(folders, suite)?;
+            let root = make(folders, name, suite)?;
             let is_musl = tests == MUSL;
             // Programs of the second test would be left out.
-            let environment =
-                if tests == PROGRAMS { &["UZSWAP_FULL=1".to_owned()][..] } else { &[] };
+            let is_full = (tests == PROGRAMS).then(|| "UZSWAP_FULL=1".to_owned());
             let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
-            check_age(name, &root)?;
-            let outcome = enter(folders, &root, &Job::new(&programs, &tests)?, environment)?;
+            let environment = is_full.into_iter().collect();
+            let outcome = enter(folders, &root, &programs, &tests, environment)?;
             passed &= outcome.passed();
             let (library, count) = (library(&root, is_musl)?, job::count(&outcome.tests));
             println!("roots: {name}, {tests_name}: {count}");
@@ -151,16 +157,67 @@ fn build(folders: &Folders) -> Result<Programs> {
     job::build(&Lab { root, folder }, Processor::X86)
 }
 
-/// Fails for a root whose C library is older than this machine's.
-fn check_age(name: &str, root: &Path) -> Result<()> {
+/// True for a root whose C library is older than this machine's.
+fn is_older(root: &Path) -> Result<bool> {
     let own = output(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
-    let (library, own) = (library(root, false)?, own.trim());
-    if version(&library) < version(own) {
-        return Err(
-            format!("{name} has {library}, and tests that are built here need {own}").into()
-        );
+    Ok(version(&library(root, false)?) < version(&own))
+}
+
+/// The published program as it is installed, and the means to start tests beside it.
+struct Installed {
+    /// The program, its libraries, and the tests' own programs.
+    folder: PathBuf,
+    /// Starts a test with this machine's C library.
+    linker: Vec<String>,
+}
+
+/// Unpacks the newest tarball of `xtask dist`.
+fn installed(folders: &Folders, programs: &Programs) -> Result<Installed> {
+    let folder = folders.target.join("roots/installed");
+    let (unpacked, linker) = (folder.join("unpacked"), folder.join("linker"));
+    // Of the last time; it may not exist.
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&unpacked)?;
+    fs::create_dir_all(&linker)?;
+    let tarball = newest_tarball(&folders.target.join("dist"))?;
+    println!("roots: with {}", tarball.display());
+    let mut tar = Command::new("tar");
+    tar.arg("-xzf").arg(tarball).arg("--strip-components=1").arg("-C").arg(&unpacked);
+    output(&mut tar)?;
+    let test = programs.values().next().ok_or("there are no tests")?;
+    let built = test.ancestors().nth(2).ok_or("a test in no folder")?;
+    let own = TEST_PROGRAMS.iter().map(|name| built.join(name));
+    let published = PUBLISHED.iter().map(|name| unpacked.join(name));
+    for file in published.chain(own) {
+        fs::copy(&file, folder.join(file.file_name().ok_or("a file without a name")?))?;
     }
-    Ok(())
+    // Below each test's name: `NAME => PATH (ADDRESS)`, and the linker's path alone.
+    let needed = output(Command::new("ldd").args(programs.values()))?;
+    for line in needed.lines().filter(|line| line.starts_with('\t')) {
+        let path = line.split_whitespace().find(|word| word.starts_with('/')).map(Path::new);
+        if let Some((path, name)) = path.and_then(|path| Some((path, path.file_name()?))) {
+            fs::copy(path, linker.join(name))?;
+        }
+    }
+    let (start, folder_of_libraries) = (linker.join(LINKER), linker.display().to_string());
+    let linker =
+        vec![start.display().to_string(), "--library-path".to_owned(), folder_of_libraries];
+    Ok(Installed { folder, linker })
+}
+
+/// The dynamic linker's file.
+const LINKER: &str = "ld-linux-x86-64.so.2";
+/// In the tarball.
+const PUBLISHED: [&str; 3] =
+    ["bin/uzswap", "lib/uzswap/libuzswap_preload.so", "lib/uzswap/libuzswap_agent.so"];
+/// Programs that tests place beside those.
+const TEST_PROGRAMS: [&str; 2] = ["absent", "torture"];
+
+fn newest_tarball(folder: &Path) -> Result<PathBuf> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
+    let tarballs = files.filter(|file| file.to_string_lossy().ends_with("-x86_64-linux.tar.gz"));
+    let newest = tarballs.max_by_key(|file| file.metadata().and_then(|it| it.modified()).ok());
+    newest.ok_or_else(|| "make it first: cargo run -p xtask -- dist --only tarball".into())
 }
 
 /// The numbers of a version, as of `glibc 2.31`.
@@ -169,11 +226,12 @@ fn version(text: &str) -> Vec<u32> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The root of a suite, made once.
-fn make(folders: &Folders, suite: &str) -> Result<PathBuf> {
-    let root = folders.target.join("roots").join(suite);
+/// The root of that name, made once. (Those of the tests of installed files have other packages and
+/// the names of suites.)
+fn make(folders: &Folders, name: &str, suite: &str) -> Result<PathBuf> {
+    let root = folders.target.join("roots").join(name);
     if !root.exists() {
-        println!("roots: making that of Debian {suite}");
+        println!("roots: making {name}, Debian's {suite}");
         let fresh = root.with_extension("new");
         // An interrupted run starts anew; the folder may not exist.
         let _ = fs::remove_dir_all(&fresh);
@@ -235,14 +293,26 @@ impl RootOutcome {
     }
 }
 
-/// Runs a job in a root. Its output is kept beside the root.
-fn enter(folders: &Folders, root: &Path, job: &Job, environment: &[String]) -> Result<RootOutcome> {
+/// Runs tests in a root. Their output is kept beside the root.
+fn enter(
+    folders: &Folders,
+    root: &Path,
+    programs: &Programs,
+    tests: &[String],
+    mut environment: Vec<String>,
+) -> Result<RootOutcome> {
+    let mut job = Job::new(programs, tests)?;
+    if is_older(root)? {
+        let Installed { folder, linker } = installed(folders, programs)?;
+        environment.push(format!("UZSWAP_TEST_PROGRAMS={}", folder.display()));
+        job = job.started_by(&linker);
+    }
     // It is killed when this process ends, and kills its child.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", "--pid"]);
     command.args(["--fork", "--kill-child", "sh", "-ec", ENTER, "sh"]);
     command.args([root, &folders.repository, &folders.target]);
-    command.arg(PATIENCE).arg(job.steps(environment));
+    command.arg(PATIENCE).arg(job.steps(&environment));
     command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("setpriv: {error}"))?;
     let output = child.stdout.take().ok_or("no output of the job")?;
@@ -293,7 +363,7 @@ mod tests {
         let (machines, libraries) = split(&document);
         assert!(machines.ends_with("| d |\n"));
         let read = read(libraries);
-        assert_eq!(read.keys().copied().collect::<Vec<_>>(), [(0, 1), (2, 2)]);
+        assert_eq!(read.keys().copied().collect::<Vec<_>>(), [(1, 1), (3, 2)]);
         assert_eq!(write(&read), libraries);
         assert_eq!(split(machines), (machines, ""));
     }

@@ -106,6 +106,14 @@ impl Job {
         Ok(Self { steps: tests.iter().map(step).collect::<Result<_>>()? })
     }
 
+    /// Has each program started by another one, which gets the path and the arguments.
+    pub fn started_by(mut self, words: &[String]) -> Self {
+        for step in &mut self.steps {
+            step.words.splice(..0, words.iter().cloned());
+        }
+        self
+    }
+
     /// The script of the job in a guest, which reports over the second serial line.
     pub fn script(&self, environment: &[String], line: &str) -> String {
         format!(
