@@ -41,6 +41,8 @@ use uzswap_tree::{Setting, Table, clock, share};
 
 /// Policy and shares count a favour in the same parts, and know nothing of each other.
 const _: () = assert!(favour::WHOLE == share::FAVOUR);
+/// Its rates are of the faults between two looks.
+const _: () = assert!(favour::EVERY.as_millis() == supervise::TICK.as_millis());
 
 /// The library that is preloaded, as it is installed and as it is built.
 const LIBRARY: &str = "libuzswap_preload.so";
