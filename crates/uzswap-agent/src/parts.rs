@@ -71,14 +71,14 @@ fn sum(done: i64, result: i64) -> i64 {
 /// A list of buffers, of the program's. It is read as it is needed: memory for a copy would take a
 /// lock, and a signal's handler may make a call meanwhile, or never come back.
 #[derive(Clone, Copy)]
-enum List {
+enum BufferList {
     /// At this address, so many.
     Of(u64, u64),
     /// One buffer.
     One((u64, u64)),
 }
 
-impl List {
+impl BufferList {
     /// `None`: it cannot be read, or is longer than the kernel takes.
     fn new(at: u64, count: u64) -> Option<Self> {
         let is_whole = count <= BUFFERS_MAX && (0..count).all(|i| buffer_of(at, i).is_some());
@@ -110,18 +110,18 @@ impl Stream {
         let number = call.number as c_long;
         let mut rest = Pins::new(agent);
         let (message, buffers) = match number {
-            libc::SYS_writev => (None, List::new(at, bytes)?),
+            libc::SYS_writev => (None, BufferList::new(at, bytes)?),
             libc::SYS_sendto | libc::SYS_recvfrom => {
                 rest.pin(call.arguments[4], UNTOLD);
                 rest.pin(call.arguments[5], size_of::<u32>() as u64);
-                (None, List::One((at, bytes)))
+                (None, BufferList::One((at, bytes)))
             }
             _ => {
                 rest.pin(at, size_of::<libc::msghdr>() as u64);
                 let message = peek::<libc::msghdr>(at)?;
                 rest.pin(message.msg_name as u64, message.msg_namelen.into());
                 rest.pin(message.msg_control as u64, message.msg_controllen as u64);
-                (Some(message), List::new(message.msg_iov as u64, message.msg_iovlen as u64)?)
+                (Some(message), BufferList::new(message.msg_iov as u64, message.msg_iovlen as u64)?)
             }
         };
         let mut stream = Self { number, arguments: call.arguments, message, has_control: false };
@@ -217,8 +217,8 @@ fn messages(agent: &Agent, call: &Call) -> i64 {
 /// `process_vm_readv`, `process_vm_writev`. The other process may be this one.
 fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
     let [process, local, local_count, remote, remote_count, flags] = call.arguments;
-    let mut local = Cursor::new(List::new(local, local_count)?);
-    let mut remote = Cursor::new(List::new(remote, remote_count)?);
+    let mut local = Cursor::new(BufferList::new(local, local_count)?);
+    let mut remote = Cursor::new(BufferList::new(remote, remote_count)?);
     let mut done = 0;
     while let (Some((from, here)), Some((to, there))) = (local.rest(), remote.rest()) {
         let bytes = here.min(there).min(MOST / 4);
@@ -243,13 +243,13 @@ fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
 
 /// A place in a list of buffers.
 struct Cursor {
-    list: List,
+    list: BufferList,
     at: u64,
     moved: u64,
 }
 
 impl Cursor {
-    fn new(list: List) -> Self {
+    fn new(list: BufferList) -> Self {
         let mut cursor = Self { list, at: 0, moved: 0 };
         cursor.go(0);
         cursor
