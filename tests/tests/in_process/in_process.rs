@@ -357,7 +357,8 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("0 processes was kept small"), "{said}");
     // Options that only root may use are refused with the remedy.
-    for option in ["--include-pool", "--user=root", "--pool=8M"] {
+    for option in ["--include-pool", "--user=root", "--pool=8M", "--threads=4", "--metrics=/run/m"]
+    {
         let output = run(folder.path(), &["HERE/uzswap", "run", option, "--", "true"]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("--device, as root"), "{said}");

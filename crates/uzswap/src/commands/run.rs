@@ -38,11 +38,6 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Runs it; the command's exit status.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     if arguments.in_process || !arguments.device && !can_be_device() {
-        if arguments.cache.metrics.is_some() {
-            return Err(Failure::new(
-                "--metrics is of the swap device; leave it or --in-process out",
-            ));
-        }
         return crate::commands::in_process::run(arguments, None);
     }
     if let Some(policy) = arguments.policy {

@@ -8,7 +8,7 @@ mod left_alone;
 mod numbers;
 pub mod tree_file;
 
-use crate::cli::RunArguments;
+use crate::cli::{RunArguments, Transport};
 use crate::commands::supervise::{self, Interrupts};
 use crate::device::options::{self, Backing};
 use crate::device::signals::{Event, Events};
@@ -397,6 +397,9 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     let given = [
         ("--pool", cache.pool.is_some()),
         ("--plain-backing", cache.plain_backing),
+        ("--transport", cache.transport != Transport::Auto),
+        ("--threads", cache.threads.is_some()),
+        ("--metrics", cache.metrics.is_some()),
         ("--size", arguments.size.is_some()),
         ("--user", arguments.user.is_some()),
         ("--include-pool", arguments.include_pool),
