@@ -441,6 +441,11 @@ unsafe extern "C" fn syscall(
         // SAFETY: the caller's arguments.
         return unsafe { map([a, b, c, d, e, f]) } as c_long;
     }
+    if number == libc::SYS_io_uring_setup && front().is_some() {
+        // By a ring the kernel uses memory at any time. A program that has one is left alone, and
+        // libraries that try at each start (libuv: Node, uvloop) do without.
+        return answer(-c_long::from(libc::ENOSYS));
+    }
     // SAFETY: as above.
     unsafe { make(number, [a, b, c, d, e, f]) }
 }

@@ -357,6 +357,11 @@ fn calls_that_move_more_than_is_pinned_at_once_move_all_of_it() {
 }
 
 #[test]
+fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
+    compare("calls.c", &["ring"]);
+}
+
+#[test]
 fn a_file_is_read_and_written_past_the_page_cache() {
     compare("calls.c", &["direct"]);
     compare_with("calls.c", &["direct"], "export UZSWAP_MEANS=guards;");
