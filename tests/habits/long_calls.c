@@ -112,8 +112,8 @@ static int many_messages(void) {
     return 0;
 }
 
-// Calls on streams that wait until all is moved: 12 MiB, which are out.
-enum { LONG = 12 * MIB };
+// Calls on streams that wait until all is moved: 10 MiB, which are out.
+enum { LONG = 10 * MIB };
 static unsigned char *data;
 static void connect_by_network(int *ends) {
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -142,7 +142,7 @@ static int streams(void) {
     data = map(LONG);
     grow();
     end_after(110);
-    for (int turn = 0; turn < 11; turn++) {
+    for (int turn = 0; turn < 8; turn++) {
         int kind = turn % 6, ends[2], status, is_read = kind >= 4;
         if (kind == 3 && pipe(ends)) return 2;
         if (kind == 3) ends[0] ^= ends[1], ends[1] ^= ends[0], ends[0] ^= ends[1];
@@ -191,10 +191,32 @@ static int copies(void) {
     return 0;
 }
 
+// Devices that fill a long buffer, which is out.
+static int devices(void) {
+    unsigned char *to = map(LONG);
+    int zero = open("/dev/zero", O_RDONLY), random = open("/dev/urandom", O_RDONLY);
+    grow();
+    for (int turn = 0; turn < 5; turn++) {
+        struct iovec parts[] = { { to, MIB }, { to + MIB, LONG - MIB } };
+        long other = 0;
+        memset(to, 255, LONG);
+        send_out(to, LONG);
+        long bytes = turn == 0 ? read(zero, to, LONG)
+            : turn == 1 ? pread(zero, to, LONG, 0)
+            : turn == 2 ? readv(zero, parts, 2)
+            : turn == 3 ? read(random, to, LONG)
+                        : syscall(SYS_getrandom, to, (long)LONG, 0L);
+        for (long i = 0; i < LONG; i += 8) other += !memcmp(to + i, "\377\377\377\377\377\377\377\377", 8);
+        printf("%ld bytes, %ld left\n", bytes, other);
+    }
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "waits_for_many", waits_for_many }, { "filters", filters }, { "nodes", nodes },
         { "many_messages", many_messages }, { "streams", streams }, { "copies", copies },
+        { "devices", devices },
     };
     return arguments > 1 ? choose(all, sizeof all / sizeof *all, argument[1]) : 99;
 }

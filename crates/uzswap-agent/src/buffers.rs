@@ -1,7 +1,7 @@
 //! Calls that are given memory by their arguments: it is pinned for the time of the call.
 
 use crate::pins::{
-    BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_type, make, make_once,
+    BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_moved_whole, make, make_once,
     make_until_it_sees, pin_message, pin_touched, pin_vector, used_of_futex,
 };
 use crate::{Agent, layout, own_files, parts, stage, whole};
@@ -48,10 +48,10 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     Outcome::Done
 }
 
-/// True for `readv`, or the same at a place, of a file.
+/// True for `readv`, or the same at a place, of a file that is read whole.
 fn is_read_of_file(call: &Call) -> bool {
     matches!(call.number as c_long, libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2)
-        && is_type(call.arguments[0] as i32, libc::S_IFREG)
+        && is_moved_whole(call.arguments[0] as i32)
 }
 
 /// Reads into a list of buffers, each in parts that may be pinned. `false`: nothing is read, as the

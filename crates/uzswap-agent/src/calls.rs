@@ -4,7 +4,7 @@
 //! `stacks`.
 
 use crate::buffers::{pinned, touched};
-use crate::pins::{Pins, is_type, make_until_it_sees, pin_vector, refuse};
+use crate::pins::{Pins, is_moved_whole, is_type, make_until_it_sees, pin_vector, refuse};
 use crate::{AGENT, Agent, advice, alone, devices, layout, masks, own_files, processes, robust};
 use crate::{seccomp, sharing, stacks, stage, thread, whole};
 use libc::c_long;
@@ -178,7 +178,7 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         done += result as u64;
         let is_whole = result as u64 == part && done < bytes;
         // More of a pipe or a terminal may never come.
-        if !is_whole || !is_write && !is_type(file as i32, libc::S_IFREG) {
+        if !is_whole || !is_write && !is_moved_whole(file as i32) {
             call.result = done as i64;
             if call.number as c_long == libc::SYS_pread64 {
                 own_files::read_pagemap(agent, call);

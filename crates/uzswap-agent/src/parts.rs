@@ -17,6 +17,7 @@ pub enum Long {
     Messages,
     BetweenProcesses,
     Stream,
+    Random,
 }
 
 /// The kind of a call; `None`: it is not made in parts.
@@ -27,6 +28,7 @@ pub fn kind(call: &Call) -> Option<Long> {
         libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => {
             return Some(Long::BetweenProcesses);
         }
+        libc::SYS_getrandom => return Some(Long::Random),
         libc::SYS_writev => is_pipe_or_stream(file) && !own_files::may_show_memory(),
         // Of each call with MSG_ZEROCOPY the kernel says once that it is done with the memory.
         libc::SYS_sendto => third as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
@@ -44,6 +46,7 @@ pub fn make(agent: &Agent, call: &mut Call, kind: &Long) -> bool {
         Long::Messages => Some(messages(agent, call)),
         Long::BetweenProcesses => between_processes(agent, call),
         Long::Stream => Stream::of(agent, call),
+        Long::Random => Some(random(agent, call)),
     };
     if let Some(result) = result {
         call.result = result;
@@ -239,6 +242,24 @@ fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
         remote.go(bytes);
     }
     Some(done)
+}
+
+/// `getrandom`.
+fn random(agent: &Agent, call: &Call) -> i64 {
+    let [at, bytes, flags, ..] = call.arguments;
+    let mut done = 0;
+    while (done as u64) < bytes {
+        let (from, part) = (at.wrapping_add(done as u64), (bytes - done as u64).min(MOST));
+        let mut pins = Pins::new(agent);
+        pins.pin(from, part);
+        // SAFETY: a part of the program's request.
+        let result = unsafe { raw(call.number, [from, part, flags, 0, 0, 0]) };
+        done = sum(done, result);
+        if result != part as i64 {
+            break;
+        }
+    }
+    done
 }
 
 /// A place in a list of buffers.

@@ -94,13 +94,28 @@ pub fn is_type(file: i32, wanted: libc::mode_t) -> bool {
     file_type(file) == Some(wanted)
 }
 
+/// True if the kernel moves all bytes of a call to or from a file, unless the file ends. It does so
+/// with a regular one, a disk, and the devices of memory (`/dev/zero`, `/dev/urandom`).
+pub fn is_moved_whole(file: i32) -> bool {
+    const MEMORY_DEVICES: u32 = 1;
+    status_of(file).is_some_and(|status| match status.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFBLK => true,
+        libc::S_IFCHR => libc::major(status.st_rdev) == MEMORY_DEVICES,
+        _ => false,
+    })
+}
+
 fn file_type(file: i32) -> Option<libc::mode_t> {
+    status_of(file).map(|status| status.st_mode & libc::S_IFMT)
+}
+
+fn status_of(file: i32) -> Option<libc::stat> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel writes the status to where it is told; zeros are one.
     unsafe {
         let is_told = raw(libc::SYS_fstat as u64, arguments) == 0;
-        is_told.then(|| status.assume_init().st_mode & libc::S_IFMT)
+        is_told.then(|| status.assume_init())
     }
 }
 

@@ -2,7 +2,7 @@
 //! stay together. So the program's call must stay one call, with all of its memory present. More
 //! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
-use crate::pins::{BUFFERS_MAX, BYTES_MAX, Pins, buffer_of, is_type, peek_bytes};
+use crate::pins::{BUFFERS_MAX, BYTES_MAX, Pins, buffer_of, is_moved_whole, peek_bytes};
 use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
@@ -63,7 +63,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
         vector.pin(at, count * size_of::<libc::iovec>() as u64);
     }
     let bytes = given.bytes();
-    if !is_type(call.arguments[0] as i32, libc::S_IFREG) {
+    if !is_moved_whole(call.arguments[0] as i32) {
         return false;
     }
     layout::await_complete();

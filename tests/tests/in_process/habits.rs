@@ -351,9 +351,9 @@ fn memory_that_a_structure_refers_to_is_brought_in_however_far_it_is() {
 
 #[test]
 fn calls_that_move_more_than_is_pinned_at_once_move_all_of_it() {
-    compare("long_calls.c", &["many_messages", "streams", "copies"]);
+    compare("long_calls.c", &["many_messages", "streams", "copies", "devices"]);
     let before = "export UZSWAP_MEANS=protection;";
-    compare_with("long_calls.c", &["many_messages", "streams", "copies"], before);
+    compare_with("long_calls.c", &["many_messages", "streams", "copies", "devices"], before);
 }
 
 #[test]
