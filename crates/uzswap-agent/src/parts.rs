@@ -5,7 +5,8 @@
 //! process's memory. A list of messages ends where one finds no room, and that message is lost.
 
 use crate::pins::{
-    BUFFERS_MAX, MOST, Pins, UNTOLD, buffer_of, is_stream, is_type, peek, pin_message, poke,
+    BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_stream, is_type, peek, pin_message,
+    poke,
 };
 use crate::{Agent, own_files};
 use libc::c_long;
@@ -82,10 +83,11 @@ enum BufferList {
 }
 
 impl BufferList {
-    /// `None`: it cannot be read, or is longer than the kernel takes.
+    /// `None`: it cannot be read, or has more than the kernel takes, which is to say so.
     fn new(at: u64, count: u64) -> Option<Self> {
-        let is_whole = count <= BUFFERS_MAX && (0..count).all(|i| buffer_of(at, i).is_some());
-        is_whole.then_some(Self::Of(at, count))
+        let add = |sum: u64, i| sum.checked_add(buffer_of(at, i)?.1);
+        let bytes = (0..count.min(BUFFERS_MAX)).try_fold(0, add)?;
+        (count <= BUFFERS_MAX && bytes <= BYTES_MAX).then_some(Self::Of(at, count))
     }
 
     fn get(self, number: u64) -> Option<(u64, u64)> {
@@ -117,7 +119,7 @@ impl Stream {
             libc::SYS_sendto | libc::SYS_recvfrom => {
                 rest.pin(call.arguments[4], UNTOLD);
                 rest.pin(call.arguments[5], size_of::<u32>() as u64);
-                (None, BufferList::One((at, bytes)))
+                (None, BufferList::One((at, bytes.min(BYTES_MAX))))
             }
             _ => {
                 rest.pin(at, size_of::<libc::msghdr>() as u64);
@@ -247,6 +249,7 @@ fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
 /// `getrandom`.
 fn random(agent: &Agent, call: &Call) -> i64 {
     let [at, bytes, flags, ..] = call.arguments;
+    let bytes = bytes.min(BYTES_MAX);
     let mut done = 0;
     while (done as u64) < bytes {
         let (from, part) = (at.wrapping_add(done as u64), (bytes - done as u64).min(MOST));
