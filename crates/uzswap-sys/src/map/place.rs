@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// below 2^46). Beyond [`END`] are the stacks of the library that loads this one
 /// (`uzswap_tree::front`), then other programs with their heaps, libraries and stacks.
 const START: usize = 0x4000_0000_0000;
-/// See [`START`].
+/// The end of the addresses at which our mappings are placed.
 pub const END: usize = 0x4f00_0000_0000;
 
 /// Mappings of this size may have huge pages, which begin at a multiple of it.
