@@ -48,7 +48,7 @@ const ROOTS: [(&str, &str); 4] =
 
 /// Of a root: all that the tests run there.
 const PACKAGES: &str =
-    "gcc,libc6-dev,python3,perl,sqlite3,procps,util-linux,coreutils,make,musl-tools";
+    "gcc,libc6-dev,python3,perl,sqlite3,procps,util-linux,coreutils,make,musl-tools,elfutils";
 
 const IN_PROCESS: [&str; 6] =
     ["taken_over", "in_process", "habits", "unmanaged", "seen", "preload"];

@@ -114,13 +114,15 @@ impl Job {
         self
     }
 
-    /// The script of the job in a guest, which reports over the second serial line.
+    /// The script of the job in a guest, which reports over the second serial line. While the
+    /// machine is switched off it starts no program: the host's files may be gone by then.
     pub fn script(&self, environment: &[String], line: &str) -> String {
         format!(
             "exec > /dev/{line} 2>&1 < /dev/null\n\
              stty -F /dev/{line} raw -echo 2>/dev/null\n\
              {}\
-             sleep 0.2\necho 1 > /proc/sys/kernel/sysrq\necho o > /proc/sysrq-trigger\nsleep 60\n",
+             sleep 0.2\necho 1 > /proc/sys/kernel/sysrq\necho o > /proc/sysrq-trigger\n\
+             while :; do :; done\n",
             self.steps(environment)
         )
     }
