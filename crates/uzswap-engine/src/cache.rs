@@ -14,6 +14,7 @@
 //!
 //! An entry's lock keeps its object alive while a thread reads it (see `index::entry`). A load
 //! leaves the entry as it was, because a block device may read a page again.
+//! [`Cache::load_exclusive`] drops the page.
 
 mod attributes;
 mod check;
@@ -232,8 +233,8 @@ impl Cache {
         self.pages_max
     }
 
-    /// Keeps memory ready ahead of stores for pages of at most `bytes` of address space, and not of
-    /// 256 MiB. For a small budget, if the caller prepares again after each few stores.
+    /// Keeps memory ready for pages of at most `bytes` of address space ahead of stores. It is 256
+    /// MiB otherwise. For a small budget, where the caller prepares after each few stores.
     pub fn keep_ahead(&self, bytes: u64) {
         let trunk_bytes = (TRUNK_ENTRIES * PAGE_BYTES) as u64;
         self.index.set_spare_max((bytes / trunk_bytes).try_into().unwrap_or(usize::MAX));
@@ -315,6 +316,21 @@ impl Cache {
         let fetched = self.fetch(key, &mut locked)?;
         drop(locked);
         self.give(key, fetched, page)
+    }
+
+    /// Gives a page back and drops it, unless it could not be given back. The entry stays locked
+    /// until then. So a page that is moved or written back meanwhile is dropped too, and a newer
+    /// one is not.
+    pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
+        self.index.prefetch(key);
+        let view = self.index.view();
+        let Some(mut locked) = view.lock(key) else {
+            return self.give(key, Fetched::Absent, page);
+        };
+        let fetched = self.fetch(key, &mut locked)?;
+        let load = self.give(key, fetched, page)?;
+        self.dispose(locked.dropped());
+        Ok(load)
     }
 
     /// True if there is a page for a key. A hint, unless no thread stores or drops it meanwhile.

@@ -140,6 +140,10 @@ fn invalidates_race_with_loads_and_stores() {
                 Box::new(|c, a| c.invalidate(a.entry(0).unwrap())),
                 Box::new(|c, a| _ = load(c, a, 0, &[1, 2])),
                 Box::new(|c, a| store(c, a, 0, 2)),
+                Box::new(|c, a| {
+                    let mut got = [0; PAGE_BYTES];
+                    let _ = c.load_exclusive(a.entry(0).unwrap(), &mut got).unwrap();
+                }),
             ],
         );
     });
@@ -277,6 +281,31 @@ fn writeback_races_with_newer_stores_loads_and_invalidates() {
         assert_eq!(load(&cache, area, 0, &[10]), Some(10));
         assert_eq!(load(&cache, area, 1, &[]), None);
         assert_eq!(load(&cache, area, 3, &[3]), Some(3));
+    });
+}
+
+#[test]
+fn an_exclusive_load_drops_the_page_whatever_moves_it() {
+    explore(|| {
+        let (cache, area) = race(
+            2 << 20,
+            |cache, area| {
+                (0..4).for_each(|offset| store(cache, area, offset, offset.into()));
+                cache.maintain().unwrap();
+            },
+            vec![
+                Box::new(|c, a| {
+                    let mut got = [0; PAGE_BYTES];
+                    assert_eq!(c.load_exclusive(a.entry(0).unwrap(), &mut got).unwrap(), Load::Hit);
+                    assert!(got == page(0));
+                    assert_eq!(load(c, a, 0, &[]), None);
+                }),
+                Box::new(|c, _| _ = c.empty_section(0)),
+                Box::new(|c, _| _ = c.shrink(usize::MAX)),
+            ],
+        );
+        assert_eq!(load(&cache, area, 0, &[]), None);
+        assert_eq!(load(&cache, area, 1, &[1]), Some(1));
     });
 }
 
@@ -446,8 +475,9 @@ fn recompress_races(backing_bytes: usize, before: fn(&Cache, Area)) {
                     if backing_bytes > 0 {
                         c.shrink(usize::MAX);
                     }
-                    assert_eq!(load(c, a, 3, &[3]), Some(3));
-                    c.invalidate(a.entry(3).unwrap());
+                    let mut got = [0; PAGE_BYTES];
+                    assert_eq!(c.load_exclusive(a.entry(3).unwrap(), &mut got).unwrap(), Load::Hit);
+                    assert_eq!(got, page(3));
                 }),
             ],
         );

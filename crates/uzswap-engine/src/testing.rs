@@ -62,6 +62,8 @@ pub enum Op {
     Load(u32),
     /// Load neighbours, this many from the first on.
     LoadMany(u32, u32),
+    /// Load a page and drop it.
+    LoadExclusive(u32),
     /// Drop a page.
     Invalidate(u32),
     /// Drop a run of pages.
@@ -126,8 +128,9 @@ pub fn decode_ops(bytes: &[u8], pages: u32) -> impl Iterator<Item = Op> {
                 seed: u64::from(*c) / Content::ALL.len() as u64,
                 through: kind % 2 == 0,
             },
-            26..38 | 42..45 => Op::Load(offset),
+            26..38 => Op::Load(offset),
             38..42 => Op::LoadMany(offset, u32::from(c % 100)),
+            42..45 => Op::LoadExclusive(offset),
             45..50 => Op::Invalidate(offset),
             50 => Op::Discard(offset, u32::from(*c)),
             51..53 => Op::Maintain,
@@ -290,8 +293,9 @@ impl Harness {
             Op::Store { offset, content, seed, through } => {
                 self.store(offset, content, seed, through);
             }
-            Op::Load(offset) => self.load(offset),
+            Op::Load(offset) => self.load(offset, false),
             Op::LoadMany(offset, count) => self.load_many(offset, count),
+            Op::LoadExclusive(offset) => self.load(offset, true),
             Op::Invalidate(offset) => self.discard(offset, 1),
             Op::Discard(offset, count) => self.discard(offset, count),
             Op::Maintain => self.cache.maintain().expect("memory for a small cache"),
@@ -353,12 +357,19 @@ impl Harness {
         }
     }
 
-    fn load(&self, offset: u32) {
+    fn load(&mut self, offset: u32, exclusive: bool) {
         let mut page = [0xcc; PAGE_BYTES];
-        let load = self.cache.load(self.key(offset), &mut page);
+        let load = match exclusive {
+            true => self.cache.load_exclusive(self.key(offset), &mut page),
+            false => self.cache.load(self.key(offset), &mut page),
+        };
         let absent = matches!(load, Ok(Load::Absent));
         assert!(!absent || page == [0xcc; PAGE_BYTES], "page {offset} is absent and was changed");
+        let is_hit = matches!(load, Ok(Load::Hit));
         self.check_loaded(offset, load, &page);
+        if exclusive && is_hit {
+            self.held.remove(&offset);
+        }
     }
 
     fn load_many(&mut self, first: u32, count: u32) {
@@ -397,7 +408,7 @@ impl Harness {
     /// Loads every page and recounts the cache.
     pub fn check(&mut self) {
         for offset in 0..self.pages {
-            self.load(offset);
+            self.load(offset, false);
         }
         (0..self.pages).step_by(100).for_each(|first| self.load_many(first, 100));
         assert_eq!(self.cache.statistic("stored_pages"), Some(self.held.len() as u64));

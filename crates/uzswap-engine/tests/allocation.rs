@@ -174,7 +174,8 @@ fn requests(cache: &Cache, area: Area, seed: u64) {
         let back = area.entry(noise.below(u64::from(offset) + 1) as u32).unwrap();
         match noise.below(8) {
             0 => cache.invalidate(back),
-            1..5 => _ = cache.load(back, &mut page).unwrap(),
+            1 => _ = cache.load_exclusive(back, &mut page).unwrap(),
+            2..5 => _ = cache.load(back, &mut page).unwrap(),
             _ => {}
         }
     }

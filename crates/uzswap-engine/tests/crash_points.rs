@@ -361,6 +361,12 @@ fn stores(seals: bool) {
     let mut last = World::recompressed(seals, 16);
     (1..16).for_each(|offset| last.drop_page(offset));
     last.call("the last in a unit is dropped", 0, None);
+    let mut exclusive = pooled();
+    exclusive.calls(3, None);
+    exclusive.act("a page is loaded and dropped", |cache, area| {
+        let loaded = cache.load_exclusive(area.entry(3).unwrap(), &mut [0; PAGE_BYTES]);
+        assert_eq!(loaded.unwrap(), Load::Hit);
+    });
     pooled().act("a page is loaded", |cache, area| {
         assert!(look(cache, area, 3).unwrap().is_some());
     });

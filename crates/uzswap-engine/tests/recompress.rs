@@ -81,7 +81,11 @@ fn recompressed_pages_come_back_and_take_much_less() {
         assert!(after * 10 < before * 9, "{compressor}: {after} of {before} bytes");
         assert_holds(&cache, area, 0..1024);
         assert_eq!(statistic(&cache, "loads_recompressed"), 1024);
-        (5..1024).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
+        assert_eq!(
+            cache.load_exclusive(area.entry(5).unwrap(), &mut [0; 4096]).unwrap(),
+            Load::Hit
+        );
+        (6..1024).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
         assert_holds(&cache, area, 0..5);
         cache.check();
         (0..5).for_each(|offset| store(&cache, area, offset, &heap_page(offset + 1)));

@@ -138,10 +138,18 @@ impl World {
         }
     }
 
-    fn load(&self, thread: usize, offset: u32) {
+    fn load(&self, thread: usize, offset: u32, exclusive: bool) {
         let mut page = [0xcc; PAGE_BYTES];
-        let load = self.cache.load(self.key(offset), &mut page);
+        let load = match exclusive {
+            true => self.cache.load_exclusive(self.key(offset), &mut page),
+            false => self.cache.load(self.key(offset), &mut page),
+        };
+        let is_hit = matches!(load, Ok(Load::Hit));
         self.check_loaded(thread, offset, load, &page);
+        if exclusive && is_hit {
+            lock(&self.models[thread]).remove(&offset);
+            lock(&self.damaged).remove(&offset);
+        }
     }
 
     fn load_many(&self, thread: usize, offsets: Range<u32>) {
@@ -274,8 +282,9 @@ impl World {
         match kind {
             Kind::Store => self.store(thread, offset, page, false),
             Kind::StoreThrough => self.store(thread, offset, page, true),
-            Kind::Load => self.load(thread, offset),
+            Kind::Load => self.load(thread, offset, false),
             Kind::LoadMany => self.load_many(thread, offset..(offset + 20).min(own.end)),
+            Kind::LoadExclusive => self.load(thread, offset, true),
             Kind::Discard => self.discard(thread, offset),
             Kind::DiscardMany => {
                 let end = (offset + noise.below(150) as u32).min(own.end);
@@ -341,7 +350,7 @@ impl World {
         self.cache.resume_writeback();
         let _ = self.cache.maintain();
         for thread in 0..self.models.len() {
-            self.own(thread).for_each(|offset| self.load(thread, offset));
+            self.own(thread).for_each(|offset| self.load(thread, offset, false));
         }
         self.cache.check();
         let held: usize = self.models.iter().map(|model| lock(model).len()).sum();
@@ -409,7 +418,7 @@ fn plan(seed: u64) -> Plan {
     Plan { profile, setup, chances, workers, count, pace, lives }
 }
 
-/// Runs a history, and returns the number of its steps.
+/// One history; its steps.
 fn simulate(seed: u64) -> Result<u64, String> {
     let Plan { profile, setup, chances, workers, count, pace, lives } = plan(seed);
     let device = Arc::new(Device {

@@ -84,7 +84,14 @@ impl Stress {
         versions.begun.store(version, SeqCst);
         match version_page(key, version) {
             Some(page) => self.store(key, &page),
-            None => self.cache.invalidate(self.entry(key)),
+            None if version.is_multiple_of(2) => self.cache.invalidate(self.entry(key)),
+            None => {
+                let mut page = [0; PAGE_BYTES];
+                let loaded = self.cache.load_exclusive(self.entry(key), &mut page).unwrap();
+                let before = version_page(key, version - 1);
+                assert_eq!(loaded == Load::Hit, before.is_some(), "key {key} at {version}");
+                assert!(before.is_none_or(|before| before == page), "key {key} at {version}");
+            }
         }
         versions.done.store(version, SeqCst);
     }
@@ -112,21 +119,29 @@ impl Stress {
         let key = OWNED + number;
         let mut held = self.locked[number as usize].lock().unwrap();
         let mut page = [0xcc; PAGE_BYTES];
-        match noise.below(8) {
+        let take = match noise.below(8) {
             0..3 => {
                 let content = Content::pick(noise.word());
                 let stored = page_of(content, noise.below(200));
                 self.store(key, &stored);
                 *held = Some(stored);
+                return;
             }
-            3..5 => {
+            3 => {
                 self.cache.invalidate(self.entry(key));
                 *held = None;
+                return;
             }
-            _ => {
-                let loaded = self.cache.load(self.entry(key), &mut page).unwrap();
-                assert!((loaded == Load::Hit).then_some(page) == *held, "key {key}: {loaded:?}");
-            }
+            4 => true,
+            _ => false,
+        };
+        let loaded = match take {
+            true => self.cache.load_exclusive(self.entry(key), &mut page).unwrap(),
+            false => self.cache.load(self.entry(key), &mut page).unwrap(),
+        };
+        assert!((loaded == Load::Hit).then_some(page) == *held, "key {key}: {loaded:?}");
+        if take {
+            *held = None;
         }
     }
 

@@ -4,7 +4,8 @@
 //! the drop of the guard: so the lock keeps an object alive. It lasts for the copy of one object
 //! (some 30 ns) and never for a compression. It lasts longer when a page is decompressed to be
 //! compared with another one or to enter a unit. It also does so when a record is read from the
-//! backing or moved by packing. Only a second user of the same page waits for that.
+//! backing or moved by packing, and for an exclusive load. Only a second user of the same page
+//! waits for that.
 //!
 //! Only `transition` changes an entry: the private items here are visible there and nowhere else.
 

@@ -20,6 +20,7 @@ pub enum Kind {
     StoreThrough,
     Load,
     LoadMany,
+    LoadExclusive,
     Discard,
     DiscardMany,
     Resume,
@@ -75,8 +76,9 @@ pub const EVERYTHING: Role = Role {
     kinds: &[
         (Kind::Store, 45),
         (Kind::StoreThrough, 10),
-        (Kind::Load, 16),
+        (Kind::Load, 13),
         (Kind::LoadMany, 5),
+        (Kind::LoadExclusive, 3),
         (Kind::Discard, 8),
         (Kind::DiscardMany, 3),
         (Kind::Resume, 3),

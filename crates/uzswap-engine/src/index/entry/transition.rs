@@ -91,7 +91,7 @@ transitions! {
         "a store past the pool, when the page is written";
     DROPPED: ANY => &[IsAbsent],
         "off",
-        "an invalidate, a rejected store; the last page to leave a record or a unit";
+        "an invalidate, an exclusive load, a rejected store; the last page to leave a record or a unit";
     RENEWED: &[Pooled] => &[Pooled],
         "becomes the newest",
         "a store of the same page";
