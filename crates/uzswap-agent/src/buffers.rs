@@ -1,8 +1,8 @@
 //! Calls that are given memory by their arguments: it is pinned for the time of the call.
 
 use crate::pins::{
-    BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_moved_whole, make, make_once,
-    make_until_it_sees, pin_message, pin_touched, pin_vector, used_of_futex,
+    GivenMemory, MOST, Pins, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
+    pin_message, pin_touched, pin_vector, used_of_futex,
 };
 use crate::{Agent, layout, own_files, parts, stage, whole};
 use libc::c_long;
@@ -58,15 +58,9 @@ fn is_read_of_file(call: &Call) -> bool {
 /// kernel refuses such a list.
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
-    let add = |sum: u64, number| sum.checked_add(buffer_of(list, number)?.1);
-    let all = (0..count.min(BUFFERS_MAX)).try_fold(0, add);
-    if count > BUFFERS_MAX || all.is_none_or(|all| all > BYTES_MAX) {
-        return false;
-    }
+    let Some(given) = GivenMemory::list(list, count) else { return false };
     let mut done = 0;
-    // No memory is taken for a copy: a signal's handler may make a call meanwhile, or never come
-    // back.
-    for (start, bytes) in (0..count).map_while(|number| buffer_of(list, number)) {
+    for (start, bytes) in given.parts() {
         let mut rest = bytes;
         while rest > 0 {
             let (at, most) = (start.wrapping_add(bytes - rest), rest.min(MOST));

@@ -5,8 +5,8 @@
 //! process's memory. A list of messages ends where one finds no room, and that message is lost.
 
 use crate::pins::{
-    BUFFERS_MAX, BYTES_MAX, MOST, Pins, UNTOLD, buffer_of, is_stream, is_type, peek, pin_message,
-    poke,
+    BUFFERS_MAX, BYTES_MAX, GivenMemory, MOST, Pins, UNTOLD, is_stream, is_type, pin_header,
+    pin_message, poke,
 };
 use crate::{Agent, own_files};
 use libc::c_long;
@@ -72,33 +72,6 @@ fn sum(done: i64, result: i64) -> i64 {
     if result < 0 && done > 0 { done } else { done + result }
 }
 
-/// A list of buffers, of the program's. It is read as it is needed: memory for a copy would take a
-/// lock, and a signal's handler may make a call meanwhile, or never come back.
-#[derive(Clone, Copy)]
-enum BufferList {
-    /// At this address, so many.
-    Of(u64, u64),
-    /// One buffer.
-    One((u64, u64)),
-}
-
-impl BufferList {
-    /// `None`: it cannot be read, or has more than the kernel takes, which is to say so.
-    fn new(at: u64, count: u64) -> Option<Self> {
-        let add = |sum: u64, i| sum.checked_add(buffer_of(at, i)?.1);
-        let bytes = (0..count.min(BUFFERS_MAX)).try_fold(0, add)?;
-        (count <= BUFFERS_MAX && bytes <= BYTES_MAX).then_some(Self::Of(at, count))
-    }
-
-    fn get(self, number: u64) -> Option<(u64, u64)> {
-        match self {
-            Self::Of(at, count) if number < count => buffer_of(at, number),
-            Self::One(buffer) if number == 0 => Some(buffer),
-            _ => None,
-        }
-    }
-}
-
 /// A call on a stream.
 struct Stream {
     number: c_long,
@@ -114,24 +87,24 @@ impl Stream {
         let [_, at, bytes, ..] = call.arguments;
         let number = call.number as c_long;
         let mut rest = Pins::new(agent);
-        let (message, buffers) = match number {
-            libc::SYS_writev => (None, BufferList::new(at, bytes)?),
+        let (message, given) = match number {
+            libc::SYS_writev => (None, GivenMemory::list(at, bytes)?),
             libc::SYS_sendto | libc::SYS_recvfrom => {
                 rest.pin(call.arguments[4], UNTOLD);
                 rest.pin(call.arguments[5], size_of::<u32>() as u64);
-                (None, BufferList::One((at, bytes.min(BYTES_MAX))))
+                (None, GivenMemory::One { at, bytes: bytes.min(BYTES_MAX) })
             }
             _ => {
-                rest.pin(at, size_of::<libc::msghdr>() as u64);
-                let message = peek::<libc::msghdr>(at)?;
-                rest.pin(message.msg_name as u64, message.msg_namelen.into());
-                rest.pin(message.msg_control as u64, message.msg_controllen as u64);
-                (Some(message), BufferList::new(message.msg_iov as u64, message.msg_iovlen as u64)?)
+                let message = pin_header(&mut rest, at)?;
+                (
+                    Some(message),
+                    GivenMemory::list(message.msg_iov as u64, message.msg_iovlen as u64)?,
+                )
             }
         };
         let mut stream = Self { number, arguments: call.arguments, message, has_control: false };
         let mut done = 0;
-        for (start, bytes) in (0..).map_while(|number| buffers.get(number)) {
+        for (start, bytes) in given.parts() {
             let mut moved = 0;
             while moved < bytes {
                 let part = (start.wrapping_add(moved), (bytes - moved).min(MOST));
@@ -222,8 +195,8 @@ fn messages(agent: &Agent, call: &Call) -> i64 {
 /// `process_vm_readv`, `process_vm_writev`. The other process may be this one.
 fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
     let [process, local, local_count, remote, remote_count, flags] = call.arguments;
-    let mut local = Cursor::new(BufferList::new(local, local_count)?);
-    let mut remote = Cursor::new(BufferList::new(remote, remote_count)?);
+    let mut local = Cursor::new(GivenMemory::list(local, local_count)?);
+    let mut remote = Cursor::new(GivenMemory::list(remote, remote_count)?);
     let mut done = 0;
     while let (Some((from, here)), Some((to, there))) = (local.rest(), remote.rest()) {
         let bytes = here.min(there).min(MOST / 4);
@@ -267,13 +240,13 @@ fn random(agent: &Agent, call: &Call) -> i64 {
 
 /// A place in a list of buffers.
 struct Cursor {
-    list: BufferList,
+    list: GivenMemory,
     at: u64,
     moved: u64,
 }
 
 impl Cursor {
-    fn new(list: BufferList) -> Self {
+    fn new(list: GivenMemory) -> Self {
         let mut cursor = Self { list, at: 0, moved: 0 };
         cursor.go(0);
         cursor
@@ -281,14 +254,14 @@ impl Cursor {
 
     /// The rest of the buffer that it is in.
     fn rest(&self) -> Option<(u64, u64)> {
-        let (at, bytes) = self.list.get(self.at)?;
+        let (at, bytes) = self.list.part(self.at)?;
         Some((at.wrapping_add(self.moved), bytes.checked_sub(self.moved)?))
     }
 
     /// Goes on by that many bytes, which the buffer has, and past empty ones.
     fn go(&mut self, bytes: u64) {
         self.moved += bytes;
-        while self.list.get(self.at).is_some_and(|(_, bytes)| self.moved == bytes) {
+        while self.list.part(self.at).is_some_and(|(_, bytes)| self.moved == bytes) {
             self.at += 1;
             self.moved = 0;
         }

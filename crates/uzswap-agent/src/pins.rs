@@ -197,6 +197,40 @@ pub fn buffer_of(list: u64, number: u64) -> Option<(u64, u64)> {
     Some((buffer.iov_base as u64, buffer.iov_len as u64))
 }
 
+/// The memory that a call is given, part by part. A list is read as it is needed: memory for a copy
+/// would take a lock, and a signal's handler may make a call meanwhile, or never come back.
+#[derive(Clone, Copy)]
+pub enum GivenMemory {
+    One { at: u64, bytes: u64 },
+    Vector { at: u64, count: u64 },
+}
+
+impl GivenMemory {
+    /// A list. `None`: it cannot be read, or has more than the kernel takes, which is to say so.
+    pub fn list(at: u64, count: u64) -> Option<Self> {
+        let add = |sum: u64, number| sum.checked_add(buffer_of(at, number)?.1);
+        let bytes = (0..count.min(BUFFERS_MAX)).try_fold(0, add)?;
+        (count <= BUFFERS_MAX && bytes <= BYTES_MAX).then_some(Self::Vector { at, count })
+    }
+
+    /// A part; `None` at the end, or where the list cannot be read.
+    pub fn part(self, number: u64) -> Option<(u64, u64)> {
+        match self {
+            Self::One { at, bytes } => (number == 0).then_some((at, bytes)),
+            Self::Vector { count, .. } if number >= count => None,
+            Self::Vector { at, .. } => buffer_of(at, number),
+        }
+    }
+
+    pub fn parts(self) -> impl Iterator<Item = (u64, u64)> {
+        (0..).map_while(move |number| self.part(number))
+    }
+
+    pub fn bytes(self) -> u64 {
+        self.parts().fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)).min(BYTES_MAX)
+    }
+}
+
 /// Pins a list of buffers, and these.
 pub fn pin_vector(pins: &mut Pins<'_>, list: u64, count: u64) {
     let count = count.min(BUFFERS_MAX);
@@ -206,12 +240,18 @@ pub fn pin_vector(pins: &mut Pins<'_>, list: u64, count: u64) {
     }
 }
 
+/// Pins a message's header, its address and its control data. `None`: it cannot be read.
+pub fn pin_header(pins: &mut Pins<'_>, at: u64) -> Option<libc::msghdr> {
+    pins.pin(at, size_of::<libc::msghdr>() as u64);
+    let message = peek::<libc::msghdr>(at)?;
+    pins.pin(message.msg_name as u64, message.msg_namelen.into());
+    pins.pin(message.msg_control as u64, message.msg_controllen as u64);
+    Some(message)
+}
+
 /// Pins a message's header, and the memory that this refers to.
 pub fn pin_message(pins: &mut Pins<'_>, at: u64) {
-    pins.pin(at, size_of::<libc::msghdr>() as u64);
-    if let Some(message) = peek::<libc::msghdr>(at) {
-        pins.pin(message.msg_name as u64, message.msg_namelen.into());
-        pins.pin(message.msg_control as u64, message.msg_controllen as u64);
+    if let Some(message) = pin_header(pins, at) {
         pin_vector(pins, message.msg_iov as u64, message.msg_iovlen as u64);
     }
 }

@@ -70,9 +70,10 @@ pub fn reason((kind, number): Sharer) -> String {
 
 fn thread(ours: &[i32]) -> Option<Sharer> {
     // Where the kernel knows no such lists, none can be missing. The caller is a thread of ours.
-    let is_bare = |thread: &i32| {
-        !ours.contains(thread) && has_list(0) && !has_list(*thread) && !is_over(*thread)
-    };
+    if !has_list(0) {
+        return None;
+    }
+    let is_bare = |thread: &i32| !ours.contains(thread) && !has_list(*thread) && !is_over(*thread);
     stop::threads().ok()?.into_iter().find(is_bare).map(|thread| ("thread", thread))
 }
 

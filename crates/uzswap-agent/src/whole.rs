@@ -2,7 +2,7 @@
 //! stay together. So the program's call must stay one call, with all of its memory present. More
 //! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
 
-use crate::pins::{BUFFERS_MAX, BYTES_MAX, Pins, buffer_of, is_moved_whole, peek_bytes};
+use crate::pins::{BUFFERS_MAX, GivenMemory, Pins, is_moved_whole, peek_bytes};
 use crate::{Agent, layout, thread};
 use libc::c_long;
 use std::ops::Range;
@@ -12,52 +12,27 @@ use uzswap_sys::map::{PAGE_BYTES, place};
 /// Bytes that are pinned and copied at a time.
 const PART: u64 = 1 << 20;
 
-/// The memory that a write is given, part by part.
-enum GivenMemory {
-    One { at: u64, bytes: u64 },
-    Vector { at: u64, count: u64 },
-}
-
-impl GivenMemory {
-    /// `None`: the call writes no file.
-    fn of(call: &Call) -> Option<Self> {
-        let [_, at, count, ..] = call.arguments;
-        match call.number as c_long {
-            libc::SYS_write | libc::SYS_pwrite64 => Some(Self::One { at, bytes: count }),
-            libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 if count <= BUFFERS_MAX => {
-                Some(Self::Vector { at, count })
-            }
-            _ => None,
+/// The memory that a write is given. `None`: the call writes no file.
+fn given(call: &Call) -> Option<GivenMemory> {
+    let [_, at, count, ..] = call.arguments;
+    match call.number as c_long {
+        libc::SYS_write | libc::SYS_pwrite64 => Some(GivenMemory::One { at, bytes: count }),
+        libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 if count <= BUFFERS_MAX => {
+            Some(GivenMemory::Vector { at, count })
         }
-    }
-
-    /// A part; `None` at the end, or where the list cannot be read.
-    fn part(&self, number: u64) -> Option<(u64, u64)> {
-        match *self {
-            Self::One { at, bytes } => (number == 0).then_some((at, bytes)),
-            Self::Vector { count, .. } if number >= count => None,
-            Self::Vector { at, .. } => buffer_of(at, number),
-        }
-    }
-
-    fn parts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        (0..).map_while(|number| self.part(number))
-    }
-
-    fn bytes(&self) -> u64 {
-        self.parts().fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)).min(BYTES_MAX)
+        _ => None,
     }
 }
 
 /// True if a call writes to a file.
 pub fn is_write(call: &Call) -> bool {
-    GivenMemory::of(call).is_some()
+    given(call).is_some()
 }
 
 /// Makes a long write to a file in one call. `false`: the call is no such write, or there is no
 /// memory for it.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
-    let Some(given) = GivenMemory::of(call) else { return false };
+    let Some(given) = given(call) else { return false };
     let mut vector = Pins::new(agent);
     if let GivenMemory::Vector { at, count } = given {
         vector.pin(at, count * size_of::<libc::iovec>() as u64);
@@ -77,7 +52,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let mut used = thread::Use::begin();
     let Some(copy) = map(bytes) else { return false };
     used.note_mapping(copy.clone());
-    let copied = copy_parts(agent, &given, copy.clone());
+    let copied = copy_parts(agent, given, copy.clone());
     if copied == 0 {
         return false;
     }
@@ -103,7 +78,7 @@ fn map(bytes: u64) -> Option<Range<usize>> {
 }
 
 /// Copies the readable memory up to its end; returns the number of bytes.
-fn copy_parts(agent: &Agent, given: &GivenMemory, to: Range<usize>) -> usize {
+fn copy_parts(agent: &Agent, given: GivenMemory, to: Range<usize>) -> usize {
     let mut done = to.start;
     for (at, bytes) in given.parts() {
         let mut from = at;

@@ -106,7 +106,7 @@ fn ours_faults_about_as_often_as_the_order_of_coming_on_short_programs() {
             sums.iter_mut().zip(faults).for_each(|(sum, count)| *sum += count);
         }
     }
-    assert!(sums[0] * 100 <= sums[1] * 103, "{sums:?}");
+    assert!(sums[0] <= sums[1], "{sums:?}");
 }
 
 #[test]
