@@ -20,20 +20,14 @@ pub fn lost_micros(counts: &ReplayCounts) -> f64 {
 }
 
 /// Bytes of a pager's tables, of its reserve, and of the slack of its pool. A pager of 26 to 38 MiB
-/// has 2.6 to 3.5 million (`the_simulator_tells_the_faults_that_the_pager_has`).
+/// has 2.2 to 4 million.
 const OWN: u64 = 7 << 19;
 
 /// Of a pager with so much memory, the bytes that pages and their compressed copies have, on
-/// average.
+/// average. Reclaim keeps one to two 64ths free, and at least 128 to 256 pages.
 pub fn for_pages(memory: u64) -> u64 {
-    for_pages_beside(memory, OWN)
-}
-
-/// The same of a pager that has so many bytes for itself. Reclaim keeps one to two 64ths free, and
-/// at least 128 to 256 pages.
-pub fn for_pages_beside(memory: u64, own: u64) -> u64 {
     let margin = (memory / 64).max(128 * PAGE_BYTES);
-    memory.saturating_sub(own + margin + margin / 2)
+    memory.saturating_sub(OWN + margin + margin / 2)
 }
 
 #[cfg(test)]

