@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// See the module.
+/// An address of metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A socket's path; only its owner may connect.

@@ -310,7 +310,8 @@ pub struct DetachArguments {
     pub target: TargetArguments,
 }
 
-/// Where `serve` is configured; drop-ins are in a folder of this name with `.d` behind it.
+/// Where the configuration of `serve` is. Its drop-ins are in the folder of this name with `.d`
+/// appended.
 pub const CONFIGURATION: &str = "/etc/uzswap/uzswap.conf";
 
 /// `uzswap serve`.

@@ -1,7 +1,8 @@
-//! `uzswap record --accesses`: a command in-process, whose touches are written to a trace.
+//! `uzswap record --accesses`: runs a command in-process and writes its touches to a trace.
 //!
-//! The processes write to a log beside the trace, which has all of its space from the start. A
-//! process of the command may outlive it, and goes on writing to the log, which has no name then.
+//! The command's processes write to a log beside the trace. The log has all of its space from the
+//! start. A process that outlives the command goes on writing to the log after its name was
+//! removed.
 
 use crate::cli::{Cli, Command, RecordArguments};
 use crate::commands::in_process;
@@ -22,7 +23,7 @@ const COMPRESSOR: &str = "lz4";
 const MEMORY_MIN: u64 = 8 << 20;
 const EVENTS_MIN: u64 = 1000;
 
-/// Runs the command, and writes the trace; the command's exit status.
+/// Runs the command and writes the trace. Returns the command's exit status.
 pub fn record(arguments: &RecordArguments, trace: &Path) -> Result<ExitCode, Failure> {
     if arguments.memory < MEMORY_MIN {
         let given = size::show(arguments.memory);
@@ -35,7 +36,7 @@ pub fn record(arguments: &RecordArguments, trace: &Path) -> Result<ExitCode, Fai
         let given = size::show(arguments.max);
         return Err(Failure::new(format!("--max {given}: too small for a trace; give 1M or more")));
     }
-    // The processes may be in other folders.
+    // Absolute, since the processes may have other working directories.
     let path = std::path::absolute(trace)
         .map_err(|error| Failure::new(format!("{}: {error}; name a file", trace.display())))?;
     if path.exists() {
@@ -91,7 +92,7 @@ impl LogFile {
         let mut path = trace.as_os_str().to_owned();
         path.push(".part");
         let path = PathBuf::from(path);
-        // An existing file may be another recording's, so it stays and this is an error.
+        // An existing file may be another recording's. It stays, and `create` fails.
         Log::create(&path, header)?;
         Ok(Self(path))
     }
@@ -99,7 +100,7 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        // Somebody has removed it: nothing is left.
+        // An error: somebody has removed the file.
         let _ = fs::remove_file(&self.0);
     }
 }

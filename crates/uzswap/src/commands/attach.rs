@@ -1,8 +1,8 @@
-//! `uzswap attach`: running programs are brought below a limit (squeeze.rs), and have their former
+//! `uzswap attach`: brings running programs below a limit (squeeze.rs) and restores their former
 //! limits at the end.
 //!
-//! It comes down step by step, and is left alone for a while when its processes wait for memory
-//! half of the time (pressure.rs). The keeper first writes down the former limit of a group, and
+//! The limit comes down step by step. It rises while the processes wait for memory half of the time
+//! (pressure.rs). Before the first step the keeper writes a group's former limit down. The keeper
 //! restores it when this process is killed.
 
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
@@ -29,19 +29,19 @@ use uzswap_sys::{cpu, process};
 
 const TICK: Duration = Duration::from_millis(200);
 
-/// How long another one may take to put everything back.
+/// How long `detach` waits until the attaching process has restored everything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The target, and its name for people.
+/// The processes to limit, and their name for people.
 struct Target {
     processes: Processes,
-    /// Of processes that share theirs with others, this one.
+    /// The group that they are in. Processes that share it with others are paged out one by one.
     group: Group,
     name: String,
 }
 
 impl Target {
-    /// The setting that is about to be changed, and its former value.
+    /// The setting that `attach` is about to change, with its former value.
     fn place(&self) -> GroupChange {
         match self.processes {
             Processes::Of(_) => GroupChange {
@@ -58,7 +58,7 @@ impl Target {
         }
     }
 
-    /// Refuses a target that cannot become smaller.
+    /// Refuses a target that `attach` cannot make smaller.
     fn check(&self, memory: u64) -> Result<(), Failure> {
         let name = &self.name;
         if let Some((0, file)) = self.group.swap_limit() {
@@ -86,7 +86,7 @@ impl Target {
     }
 }
 
-/// Attaches to it until it is told to end.
+/// Attaches to the target until a signal or `detach`.
 pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
     status::require_root()?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
@@ -122,7 +122,7 @@ pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Until it is told to end, or nobody is left.
+/// Squeezes the target until a signal or `detach` comes, or no process is left.
 fn hold(
     squeeze: &mut dyn Squeeze,
     target: &Target,
@@ -161,7 +161,7 @@ fn hold(
     }
 }
 
-/// Has the process that attached to it end, and waits for that.
+/// Ends the process that attached to the target, and waits until it has restored the limit.
 pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     status::require_root()?;
     let target = find(&arguments.target)?;
@@ -169,7 +169,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     let pid = attached(&folder).ok_or_else(|| {
         Failure::new(format!("{name} is not attached; `uzswap status` shows the attached ones"))
     })?;
-    // In another namespace its number would be somebody else's.
+    // An `attach` in another PID namespace has a number that is another process's here.
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     if !command.split(|byte| *byte == 0).any(|word| word == b"attach") {
         return Err(Failure::new(format!("{name} was attached from a container; detach it there")));
@@ -203,7 +203,7 @@ fn find(target: &TargetArguments) -> Result<Target, Failure> {
             let tree = process::tree(*pid);
             match group.processes().iter().all(|other| tree.contains(other)) {
                 true => whole_group(&hierarchy, group.path().to_owned(), name),
-                // A limit would be everybody's in the group.
+                // A limit would hold for all processes of the group.
                 false => Ok(Target { processes: Processes::From(*pid), group, name }),
             }
         }

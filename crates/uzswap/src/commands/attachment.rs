@@ -1,5 +1,5 @@
-//! The attaching of `uzswap top`: the question for a limit, and the processes that attach. They end
-//! with the value.
+//! The attaching of `uzswap top`: the question for a limit, and the `uzswap attach` processes.
+//! Dropping the value ends these processes.
 
 use crate::device::processes::OWN_PROGRAM;
 use ratatui::crossterm::event::KeyCode;
@@ -7,21 +7,21 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use uzswap_sys::process;
 
-/// See the module.
+/// The open question, and the processes that attach.
 #[derive(Default)]
 pub struct Attachment {
-    /// The process that is asked about, its name, and the text typed so far.
+    /// The process to limit, its name, and the text typed so far.
     asked: Option<(i32, String, String)>,
     attached: Vec<(i32, Child)>,
 }
 
 impl Attachment {
-    /// Asks to how much a process is to be limited.
+    /// Asks for the limit of a process.
     pub fn begin(&mut self, pid: i32, name: &str) {
         self.asked = Some((pid, name.to_owned(), String::new()));
     }
 
-    /// The question, while there is one.
+    /// The question, if one is open.
     pub fn prompt(&self) -> Option<String> {
         let (pid, name, typed) = self.asked.as_ref()?;
         Some(format!("memory for {name} ({pid}), as in 300M: {typed}_   Enter, Esc"))
@@ -53,12 +53,12 @@ impl Attachment {
         String::new()
     }
 
-    /// The message of a process that has ended since the last look.
+    /// Returns the message of an `attach` that has ended since the last call.
     pub fn look(&mut self) -> Option<String> {
         let is_over = |(_, child): &mut (i32, Child)| matches!(child.try_wait(), Ok(Some(_)));
         let (pid, mut child) = self.attached.extract_if(.., is_over).next()?;
         let mut said = String::new();
-        // An error: it said nothing that can be shown.
+        // An error: its message cannot be read or shown.
         child.stderr.take()?.read_to_string(&mut said).ok();
         let last = said.lines().last().unwrap_or("it has ended");
         Some(format!("process {pid}: {}", last.trim_start_matches("uzswap: ")))
@@ -77,7 +77,7 @@ fn start(pid: i32, memory: &str) -> std::io::Result<Child> {
 impl Drop for Attachment {
     fn drop(&mut self) {
         for (_, child) in &mut self.attached {
-            // An error: it has ended.
+            // An error: the process has ended.
             let _ = process::kill(child.id() as i32, libc::SIGTERM);
             let _ = child.wait();
         }

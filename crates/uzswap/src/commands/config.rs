@@ -6,9 +6,9 @@
 //! [parameters]              # the names of the control files
 //! same_pages_enabled = true
 //! ```
-//! Every setting is turned into the option of its name and parsed as that, so there is one list of
-//! names and one of rules. A later file wins over an earlier one, the command line over both; but
-//! each line of each file is checked.
+//! Every setting is turned into the option of its name and parsed as an option. So there is one
+//! list of names and one set of rules. A later file overrides an earlier one, and the command line
+//! overrides both. But each line of each file is checked.
 
 use super::import;
 use crate::cli::{CONFIGURATION, Cli, Command, ConfigArguments, ConfigCommand, ServeArguments};
@@ -28,9 +28,9 @@ use uzswap_sys::cpu;
 
 /// The table of attributes.
 const PARAMETERS: &str = "parameters";
-/// A size to try another setting with.
+/// The size with which another setting is tried.
 const TRIED_SIZE: &str = "--size=1G";
-/// Attributes that have an option of their own, by which they are set.
+/// Attributes that are set by an option of their own.
 const BY_OPTION: [(&str, &str); 2] = [("compressor", "compressor"), ("max_pool_bytes", "pool")];
 
 /// One line of a file.
@@ -38,9 +38,9 @@ const BY_OPTION: [(&str, &str); 2] = [("compressor", "compressor"), ("max_pool_b
 pub struct Setting {
     file: PathBuf,
     line: usize,
-    /// Of the option or the attribute.
+    /// The name of the option or the attribute.
     pub name: String,
-    /// As a control file or an option takes it.
+    /// The value, as an option or a control file takes it.
     pub value: String,
 }
 
@@ -49,7 +49,7 @@ impl Setting {
         wrong(&self.file, self.line, why)
     }
 
-    /// The option that it stands for; `None`: a switch that stays off.
+    /// The option on a command line. `None`: a switch that stays off.
     fn argument(&self) -> Option<String> {
         match (self.value.as_str(), is_switch(&self.name)) {
             ("true", true) => Some(format!("--{}", self.name)),
@@ -63,7 +63,7 @@ fn wrong(file: &Path, line: usize, why: impl std::fmt::Display) -> Failure {
     Failure::new(format!("{}:{line}: {why}", file.display()))
 }
 
-/// The settings of the files, checked; of settings with one name only the last.
+/// The settings of the files, checked. Of several with one name, only the last.
 #[derive(Debug, Default)]
 pub struct Configuration {
     options: Vec<Setting>,
@@ -145,7 +145,7 @@ fn unreadable(path: &Path, error: &io::Error) -> Failure {
     Failure::new(format!("{path}: {error}; see that it is there and may be read"))
 }
 
-/// In the order of their names.
+/// The drop-ins, sorted by name.
 fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut folder = file.as_os_str().to_owned();
     folder.push(".d");
@@ -215,7 +215,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<ServeArguments, St
     }
 }
 
-/// An option's name and value: it by itself, as if it were the only one.
+/// Checks the name and value of an option by itself, as if it were the only one.
 fn check_option(setting: &Setting) -> Result<(), Failure> {
     let known = settable();
     let Some((_, takes_value)) = known.iter().find(|(name, _)| *name == setting.name) else {
@@ -251,7 +251,7 @@ fn check_parameter(mut setting: Setting) -> Result<Setting, Failure> {
             names.join(", ")
         )));
     };
-    // As the control files have it.
+    // The control files take Y and N.
     setting.value = match setting.value.as_str() {
         "true" => "Y".into(),
         "false" => "N".into(),

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use uzswap_region::{Means, Mode};
 use uzswap_sys::cpu;
 
-/// The programs that may serve the faults of regions.
+/// The means by which the faults of regions can be served.
 fn regions() -> Vec<Finding> {
     let check = |mode: Mode| match mode.check() {
         Ok(()) => Ok("permitted".into()),
@@ -51,7 +51,7 @@ fn in_process() -> Vec<Finding> {
     ]
 }
 
-/// Prints it; status 1 when no front end works.
+/// Prints the findings. Status 1 when no front end works.
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     let (device, regions, in_process) = (swap_device(), regions(), in_process());
     let works = works(&device) || works(&regions) || works(&in_process);
@@ -80,7 +80,8 @@ fn works(findings: &[Finding]) -> bool {
     findings.iter().all(|finding| !finding.required || finding.state.is_ok())
 }
 
-/// True if it works, and each finding with its text: the thing that is there, or the missing one.
+/// The findings as JSON, and true if the front end works. A finding's text names the thing that
+/// works, or the missing one.
 fn to_json(findings: &[Finding]) -> Value {
     let each = findings.iter().map(|finding| {
         let (Ok(text) | Err(text)) = &finding.state;

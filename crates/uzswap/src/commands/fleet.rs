@@ -1,7 +1,7 @@
 //! `uzswap simulate --fleet`: the memory that many machines would save, by the traces of programs.
 //!
-//! Nobody has published recordings of a fleet. So the machines here run the given programs, and the
-//! result stands beside the figures that others have published of theirs.
+//! Nobody has published recordings of a fleet. So each machine here runs some of the given
+//! programs. The result stands beside the figures that others have published of their fleets.
 
 use crate::cli::SimulateArguments;
 use crate::commands::simulate::{PART, least, read, replay, short};
@@ -11,16 +11,16 @@ use std::path::Path;
 use uzswap_policy::replay::{PAGE_BYTES, Policy, Step};
 use uzswap_trace::Steps;
 
-/// Machines, and programs that each runs at once.
+/// The machines, and the programs that each runs at a time.
 const MACHINES: usize = 1000;
 const PROGRAMS: usize = 20;
 
-/// A program, with all of its memory and with its least.
+/// A program, with the memory of all its pages and the least in which it runs well.
 struct Simulated {
     name: String,
     alone: u64,
     least: u64,
-    /// Pages that come back in a second of its own time.
+    /// Pages that come back in a second of the program's own time.
     back: f64,
 }
 
@@ -46,7 +46,7 @@ fn program(file: &Path, policy: Policy) -> Result<Simulated, Failure> {
     let (trace, steps) = read(file)?;
     let alone = most_pages(&steps) * PAGE_BYTES;
     let least = least(&trace, &steps, policy).min(alone);
-    // With all of its memory, nothing leaves.
+    // With memory for all pages, none leaves.
     let faults = if least < alone { replay(policy, &steps, least).faults() } else { 0 };
     let back = faults as f64 / (steps.micros.max(1) as f64 / 1e6);
     Ok(Simulated { name: trace.header.program, alone, least, back })

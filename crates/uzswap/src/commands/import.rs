@@ -1,7 +1,7 @@
 //! `uzswap config import`: the settings of zram-generator, as those of `serve`.
 //!
-//! Each setting is translated, or stands in the output as a comment that says why it is not. So
-//! nothing that somebody has set is dropped silently.
+//! Each setting is translated, or stands in the output as a comment with the reason why not. So no
+//! setting is dropped silently.
 
 use crate::error::Failure;
 use crate::size;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// The file of zram-generator.
 pub const ZRAM_GENERATOR: &str = "/etc/systemd/zram-generator.conf";
 
-/// Its default, MiB.
+/// Its default size, MiB.
 const SIZE: &str = "min(ram / 2, 4096)";
 
 /// A line of the file.
@@ -28,7 +28,7 @@ struct IniSection<'a> {
     lines: Vec<IniLine<'a>>,
 }
 
-/// Prints the configuration of `serve` for that of zram-generator.
+/// Prints a configuration of `serve` for the one of zram-generator.
 pub fn import(file: Option<&Path>) -> Result<(), Failure> {
     let path = file.unwrap_or(Path::new(ZRAM_GENERATOR));
     let text = fs::read_to_string(path).map_err(|error| {
@@ -44,7 +44,7 @@ pub fn import(file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The lines of the new file. Error: a line that cannot be understood, and why.
+/// The lines of the new file. Error: the number of a line that is not understood, and the reason.
 fn translate(text: &str) -> Result<Vec<String>, (usize, String)> {
     let sections = sections(text)?;
     let is_swap = |section: &&IniSection| {
@@ -93,7 +93,7 @@ fn sections(text: &str) -> Result<Vec<IniSection<'_>>, (usize, String)> {
     Ok(sections)
 }
 
-/// The line that stands for a setting.
+/// The line of the new file for a setting.
 fn setting(IniLine { name, value, .. }: &IniLine) -> Result<String, String> {
     let left_out = |why: &str| Ok(format!("# {name} = {value}: {why}"));
     let of_size = |to: &str| {
@@ -148,8 +148,8 @@ fn in_mib(text: &str) -> String {
     new
 }
 
-/// Ours for the first algorithm of a list such as `zstd(level=3) lz4hc(type=idle)`. The others are
-/// for pages that are compressed again.
+/// Our compressor for the first algorithm of a list such as `zstd(level=3) lz4hc(type=idle)`. zram
+/// uses the others to compress pages again.
 fn compressor(list: &str) -> Option<String> {
     let first = list.split_whitespace().next()?;
     let (name, parameters) = first.split_once('(').unwrap_or((first, ""));

@@ -9,7 +9,7 @@ use crate::stdio::show;
 use std::fs;
 use uzswap_block::control;
 
-/// Changes one, if asked to, and otherwise shows them.
+/// Changes a section if asked to, and otherwise shows all sections.
 pub fn memory(arguments: &MemoryArguments) -> Result<(), Failure> {
     require_root()?;
     if !Running::read().is_some_and(|running| running.alive) {

@@ -12,7 +12,7 @@ use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::map::Mapped;
 use uzswap_sys::process_pages::ProcessPages;
 
-/// Writes down the anonymous pages of a process: heap and private memory, no files, no stack.
+/// Writes the anonymous pages of a process to a file: heap and private memory, no files, no stack.
 pub fn record(pid: i32, out: &Path) -> Result<(), Failure> {
     let cannot = |what: &str| {
         let what = what.to_owned();
@@ -27,7 +27,7 @@ pub fn record(pid: i32, out: &Path) -> Result<(), Failure> {
         File::open(&path).map_err(cannot(&path))
     };
     let there = ProcessPages { memory: open("mem")?, pagemap: open("pagemap")? };
-    // Not for others to read: it holds whatever the program does.
+    // Readable by the owner alone: the file holds the program's memory.
     let file = File::options().write(true).create_new(true).mode(0o600).open(out);
     let out = out.display().to_string();
     let file = file.map_err(|error| {

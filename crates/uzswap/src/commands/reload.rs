@@ -1,8 +1,7 @@
-//! The changes of `serve` while it runs: its attributes, from its configuration, and again on
-//! SIGHUP.
+//! Settings of a running `serve`: its configuration is applied at the start, and again on SIGHUP.
 //!
-//! A thread of its own in the keeper's process does all of this. Writing a control file may wait
-//! for the daemon, and reading a file for memory; the keeper may wait for neither.
+//! A thread of its own in the keeper's process does this. Writing a control file may wait for the
+//! daemon, and reading a file for memory. The keeper's own thread may wait for neither.
 
 use crate::cli::ServeArguments;
 use crate::commands::config::Configuration;
@@ -22,9 +21,9 @@ pub struct Reload {
     file: Option<PathBuf>,
     /// The options on the command line.
     said: Vec<OsString>,
-    /// As it is now.
+    /// The options that hold now.
     now: ServeArguments,
-    /// Caught from the beginning on: one that nobody has caught would end us.
+    /// SIGHUP is caught from the beginning on, since it would end a process that does not catch it.
     signals: Option<Signals>,
 }
 
@@ -62,7 +61,7 @@ impl Reload {
         &self.now
     }
 
-    /// Reloads at every SIGHUP, unless that means that the terminal is gone.
+    /// Reloads at every SIGHUP, unless SIGHUP means that the terminal is gone.
     pub fn start(mut self) -> Result<(), Failure> {
         let Some(mut signals) = self.signals.take() else { return Ok(()) };
         let work = move || signals.forever().for_each(|_| self.reload());
@@ -70,7 +69,7 @@ impl Reload {
         Ok(())
     }
 
-    /// All settings of the files or none: a mistake in them changes nothing.
+    /// Applies all settings of the files or none: a mistake in them changes nothing.
     fn reload(&mut self) {
         let read = Configuration::read(self.file.as_deref());
         let read = read.and_then(|read| Ok((read.with(self.said.iter().cloned())?, read)));

@@ -29,13 +29,13 @@ use std::time::{Duration, Instant, SystemTime};
 use uzswap_sys::cgroup::Group;
 use uzswap_sys::{cpu, process};
 
-/// The least share of a command in a memory that the pool is a part of.
+/// With --include-pool, the least share of the command in --memory.
 const COMMAND_SHARE_DIVISOR: u64 = 4;
 
-/// How long processes that the command left behind get to end by themselves.
+/// How long processes that the command left behind have to end by themselves.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs it; the command's exit status.
+/// Runs the command. Returns its exit status.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     if arguments.in_process || !arguments.device && !can_be_device() {
         return crate::commands::in_process::run(arguments, None);
@@ -94,13 +94,14 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(report.exit_code.into())
 }
 
-/// True if the swap device can be, or no other way can: then the device itself gives the reason.
+/// True if the device works, or if in-process does not work either, so that the device's error is
+/// shown.
 fn can_be_device() -> bool {
     let is_there = requirements::require().is_ok() && group::hierarchy().is_ok();
     is_there || crate::commands::in_process::check().is_err()
 }
 
-/// Runs the command in a group of its own, which is gone at the end.
+/// Runs the command in a group of its own, and removes the group at the end.
 fn supervise(
     arguments: &RunArguments,
     part: &mut Membership,
@@ -118,7 +119,7 @@ fn supervise(
     outcome
 }
 
-/// A process that becomes the command once it is told to.
+/// A process that waits, and becomes the command at a word through its gate.
 struct GatedCommand {
     child: Child,
     gate: File,
@@ -140,7 +141,7 @@ impl GatedCommand {
         Ok(Self { child, gate: ours.into() })
     }
 
-    /// Lets it become the command.
+    /// Tells the process to become the command.
     fn go(mut self) -> io::Result<Child> {
         self.gate.write_all(b"go")?;
         Ok(self.child)
@@ -154,11 +155,11 @@ struct GroupWatch<'a> {
     relief: Relief<Group>,
     live: Live,
     peak: Peak,
-    /// The figures when it began: others may have used the cache before.
+    /// The figures at the command's start: others may have used the cache before.
     before: Stats,
-    /// Until the command is told to end, if at all.
+    /// Load control, until the command is told to end.
     load: Option<LoadControl>,
-    /// Its acts.
+    /// The acts of load control, once it has ended.
     suspensions: Option<Suspensions>,
     exporter: Option<&'a mut Exporter>,
     notes: Vec<String>,
@@ -201,7 +202,7 @@ impl<'a> GroupWatch<'a> {
         }
     }
 
-    /// Lets the command begin and waits for its end.
+    /// Starts the command and waits for its end.
     fn command(mut self, waiting: GatedCommand, events: &Events) -> Result<Report, Failure> {
         let began = Instant::now();
         let child = waiting.go();
@@ -217,7 +218,7 @@ impl<'a> GroupWatch<'a> {
         let usage = self.group.usage();
         end_stragglers(&self.group);
         let peak = self.peak;
-        // It has the counts of another daemon from the start.
+        // After a replacement, the counts are those of another daemon from its start.
         let stats = if peak.daemons_replaced > 0 { stats } else { stats.since(&self.before) };
         let report = Report {
             seconds: time.as_secs_f64(),
@@ -240,14 +241,14 @@ impl<'a> GroupWatch<'a> {
         Ok(report)
     }
 
-    /// Waits for the command, passing signals on.
+    /// Waits for the command and passes signals on.
     fn wait(&mut self, pid: i32, events: &Events) -> Result<ExitStatus, Failure> {
         let mut interrupts = Interrupts::default();
         loop {
             match events.receiver.recv_timeout(TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
                 Ok(Event::Signal { signal, from_terminal }) => {
-                    // A suspended process would not receive it.
+                    // A suspended process would not handle the signal.
                     self.end_load_control();
                     if interrupts.pass_on(pid, signal, from_terminal) {
                         self.group.kill();
@@ -293,7 +294,7 @@ impl<'a> GroupWatch<'a> {
         let stats = Stats::read(&self.part.joined.mount);
         let usage = self.group.usage();
         if self.arguments.include_pool {
-            // Of a cache that others use too, its share.
+            // The run's share of a cache that others use too.
             let taken = process::resident_bytes(self.part.joined.daemon).unwrap_or(0);
             let all = stats.get("swap_used_size").max(usage.swapped).max(1);
             let taken = (taken as f64 * usage.swapped as f64 / all as f64) as u64;
@@ -307,7 +308,7 @@ impl<'a> GroupWatch<'a> {
     }
 }
 
-/// Limits a group that has no more in it than a process that waits.
+/// Limits a group in which there is only the waiting process.
 fn limit(group: &Group, memory: u64) -> Result<(), Failure> {
     if let Some((most, file)) = group.memory_limit().filter(|(most, _)| *most < memory) {
         return Err(Failure::new(format!(
@@ -360,8 +361,8 @@ fn end_stragglers(group: &Group) {
     }
 }
 
-/// `uzswap enter`: waits until it is in its group, and becomes the command. The command dies with
-/// its run; set-uid programs forget that, and are ended by the keeper.
+/// `uzswap enter`: waits until the run has moved it to its group, and becomes the command. The
+/// kernel kills the command when its run dies, except a set-uid program: the keeper ends that.
 pub fn enter(arguments: &EnterArguments) -> Failure {
     if let Err(error) = process::die_with_parent(arguments.owner) {
         return Failure::new(format!("the run ended before its command started: {error}"));
@@ -369,7 +370,7 @@ pub fn enter(arguments: &EnterArguments) -> Failure {
     let gate = process::inherited(arguments.gate).map(File::from);
     let mut word = [0; 2];
     if gate.and_then(|mut gate| gate.read_exact(&mut word)).is_err() {
-        // The run has said why.
+        // The run has reported the reason.
         return Failure::silent();
     }
     let name = &arguments.command[0];

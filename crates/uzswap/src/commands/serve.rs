@@ -11,7 +11,7 @@ use crate::stdio::{say, show};
 use sd_notify::NotifyState;
 use uzswap_sys::cpu;
 
-/// Serves.
+/// Serves until SIGTERM.
 pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let said = std::env::args_os().skip_while(|word| word != "serve").skip(1).collect();
     let (reload, configuration) = Reload::new(arguments, said)?;
@@ -22,9 +22,10 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     requirements::require()?;
     let mut options = options::daemon_options(&arguments.cache, 0, size, machine)?;
-    // Everybody's pages come here: only where same_pages_enabled is set.
+    // All users' pages come here. Identical ones are kept once only where same_pages_enabled is
+    // set.
     options.keeps_same_once = false;
-    // Before anything is made that a mistake in the address would leave behind.
+    // A mistake in the address must fail before anything is made that would be left behind.
     let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let lock = lock.ok_or_else(|| {
@@ -39,7 +40,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
         say!("uzswap: the kernel's zswap is switched off while this serves");
     }
     let (device, folder) = (keeper.devices().join(", "), folder::mount());
-    // An error: systemd, which is not there or has not asked, waits for nothing.
+    // An error: systemd is not there, or does not wait for this.
     let _ =
         sd_notify::notify(&[NotifyState::Status(&format!("serving {device}")), NotifyState::Ready]);
     show!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());

@@ -1,4 +1,4 @@
-//! `uzswap simulate`: a trace of accesses, replayed in other memory and by other policies.
+//! `uzswap simulate`: replays a trace of accesses with other memory and other policies.
 
 use crate::cli::SimulateArguments;
 use crate::error::Failure;
@@ -16,10 +16,10 @@ use uzswap_trace::{Steps, Trace};
 /// Part of the program's time that faults may take.
 pub const PART: f64 = 0.1;
 
-/// How exactly the least memory is searched.
+/// Step of the search for the least memory, bytes.
 const STEP: u64 = 1 << 20;
 
-/// Reads a trace that has touches.
+/// Reads a trace. One without touches is refused.
 pub fn read(file: &Path) -> Result<(Trace, Steps), Failure> {
     let trace = Trace::read(file)?;
     let steps = Steps::of(&trace);
@@ -32,7 +32,7 @@ pub fn read(file: &Path) -> Result<(Trace, Steps), Failure> {
     }
 }
 
-/// Prints a table, or the memory that fits.
+/// Prints a table, a plot, or the memory that suffices.
 pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
     let (trace, steps) = read(&arguments.file)?;
     let recorded = trace.header.memory;
@@ -58,7 +58,7 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sizes of memory in a plot, unless they are given.
+/// Number of sizes in a plot, unless sizes are given.
 const PLOTTED: u64 = 16;
 
 /// Cells of a plot.
@@ -116,12 +116,12 @@ fn plot(
     Ok([about(trace, steps)].into_iter().chain(rows).collect())
 }
 
-/// Replays it in memory of which the pager takes its part.
+/// Replays the steps in this memory, less the pager's part.
 pub fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
     replay::simulate(policy, &steps.all, Some(&steps.places), for_pages(memory), 0)
 }
 
-/// How a policy is drawn, and a sign for that: the plot can be read without colours.
+/// How a policy is drawn, with a sign for it, so that the plot can be read without colours.
 fn mark(policy: Policy) -> (char, Marker, GraphType) {
     match policy {
         Policy::ORDER => ('─', Marker::Braille, GraphType::Line),
@@ -132,7 +132,7 @@ fn mark(policy: Policy) -> (char, Marker, GraphType) {
     }
 }
 
-/// The names of columns, aligned as the rows are.
+/// The heading of the columns, aligned with the rows.
 fn heading() -> String {
     format!(
         "{:>9} {:8} {:>10} {:>7} {:>9} {:>9} {:>9} {:>8} {:>8}",
@@ -196,7 +196,7 @@ pub fn short(bytes: u64) -> String {
     size::show(bytes).replace(' ', "")
 }
 
-/// Faults, as a multiple of those of the policy that knows the future.
+/// Faults, as a multiple of those of the policy that knows the future, the best.
 fn distance(faults: u64, best: u64) -> String {
     match best {
         0 if faults == 0 => "1.00".into(),
@@ -205,7 +205,7 @@ fn distance(faults: u64, best: u64) -> String {
     }
 }
 
-/// The part of the program's own time that faults take besides.
+/// The time of faults, as a part of the program's own time.
 fn lost(counts: &ReplayCounts, steps: &Steps) -> f64 {
     lost_micros(counts) / steps.micros.max(1) as f64
 }
@@ -213,7 +213,7 @@ fn lost(counts: &ReplayCounts, steps: &Steps) -> f64 {
 /// The least memory with which faults take less than [`PART`] of a program's time.
 pub fn least(trace: &Trace, steps: &Steps, policy: Policy) -> u64 {
     let fits = |memory: u64| lost(&replay(policy, steps, memory), steps) < PART;
-    // There is room for all pages at once.
+    // Enough for all pages at once.
     let whole = 2 * (steps.pages as u64 * PAGE_BYTES + trace.header.memory);
     let least = trace.header.memory;
     let (mut small, mut large) = (least, whole.max(least));

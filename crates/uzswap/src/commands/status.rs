@@ -1,5 +1,5 @@
-//! `uzswap status`: the contents of this machine's cache, and its users. `uzswap clean`: the
-//! remains of killed ones.
+//! `uzswap status`: the contents of this machine's cache, and its users. `uzswap clean`: removes
+//! the remains of killed runs.
 
 use crate::cli::StatusArguments;
 use crate::commands::in_process::tree_file;
@@ -18,36 +18,36 @@ use std::time::{Duration, Instant};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_tree::{Member, Tree};
 
-/// The message where there is none.
+/// The message where no cache runs.
 pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or `uzswap serve`";
 
 /// The cache of this machine.
 #[derive(Serialize)]
 pub struct Running {
     mount: PathBuf,
-    /// Its daemon lives.
+    /// True if its daemon lives.
     pub alive: bool,
     /// The changes to the machine for it, and its participants.
     #[serde(flatten)]
     pub state: LedgerState,
-    /// Its figures; none where the daemon is gone.
+    /// The figures of its daemon; empty if the daemon is gone.
     #[serde(flatten)]
     pub stats: Stats,
 }
 
 impl Running {
-    /// `None` where there is no cache, nor anything left of one.
+    /// `None` if there is neither a cache nor anything left of one.
     pub fn read() -> Option<Self> {
         let state = LedgerState::read().ok().filter(|state| *state != LedgerState::default())?;
         let alive = Lock::is_taken();
         let mount = folder::mount();
-        // A dead daemon's files would answer with errors.
+        // Reading a dead daemon's files would fail.
         let stats = if alive { Stats::read(&mount) } else { Stats::default() };
         Some(Self { mount, alive, state, stats })
     }
 }
 
-/// The control files are root's.
+/// Refuses other users: the control files are root's.
 pub fn require_root() -> Result<(), Failure> {
     match uzswap_sys::process::is_root() {
         true => Ok(()),
@@ -55,13 +55,13 @@ pub fn require_root() -> Result<(), Failure> {
     }
 }
 
-/// Prints it.
+/// Prints the status.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let in_process = tree_file::running();
     if let Some(process) = arguments.bring_in {
         return bring_in(process, &in_process);
     }
-    // A user may look at his own in-process runs.
+    // Users may look at their own in-process runs.
     if in_process.is_empty() {
         require_root()?;
     }
@@ -103,7 +103,7 @@ struct InProcess {
     processes: Vec<Process>,
 }
 
-/// A process of such a run.
+/// A process of an in-process run.
 #[derive(Serialize)]
 struct Process {
     process: u32,
@@ -153,7 +153,7 @@ impl InProcess {
             self.faults,
         );
         for process in &self.processes {
-            // Pages may all be on the backing.
+            // All pages may be on the backing.
             let pool = match process.pool {
                 0 => String::new(),
                 pool => format!(", compressed to {}", size::show(pool)),
@@ -171,10 +171,10 @@ impl InProcess {
     }
 }
 
-/// Has a process bring all of its pages in, and keeps them in until this one is ended.
+/// Has a process bring all of its pages in and keep them in, until this command is ended.
 fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> {
     const LOOK: Duration = Duration::from_millis(20);
-    /// A process that is stopped, or that a debugger holds, does not answer.
+    /// A stopped process does not answer, nor one that a debugger holds.
     const PATIENCE: Duration = Duration::from_secs(60);
     let find = |tree: &Tree| tree.table().members().find(|member| member.process == process);
     let is_member = |tree: &Tree| find(tree).is_some();
@@ -186,7 +186,7 @@ fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> 
     let table = tree.table();
     table.want_whole(process);
     let began = Instant::now();
-    // A process that is small, or that was not taken over, has no page that is out.
+    // A small process, or one that was not taken over, has no page outside.
     let is_asked = || find(tree).is_some_and(|member| member.figures.out > 0);
     while is_asked() && table.is_whole(process).is_none() {
         if began.elapsed() > PATIENCE {
@@ -217,7 +217,7 @@ fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// A line on the present state.
+/// One line on the present state.
 pub fn describe() -> Option<String> {
     let running = Running::read()?;
     let what = match running.alive {

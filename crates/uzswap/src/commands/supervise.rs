@@ -1,5 +1,5 @@
-//! A command that runs, by the swap device or in-process: where it is, signals for it, its exit
-//! status and its report.
+//! A running command, by the swap device or in-process: its program file, the signals for it, its
+//! exit status and its report.
 
 use crate::error::Failure;
 use crate::stdio::say;
@@ -13,10 +13,11 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use uzswap_sys::process;
 
-/// How often the figures are looked at, and the group's troubles.
+/// How often figures are read, and the group's troubles looked for.
 pub const TICK: Duration = Duration::from_millis(200);
 
-/// As a shell says it: 128 and the signal for a process that one ended.
+/// The exit status as a shell gives it: 128 plus the signal's number for a process that a signal
+/// ended.
 pub fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
@@ -25,7 +26,7 @@ pub fn exit_code(status: ExitStatus) -> u8 {
     }
 }
 
-/// Where a command is. Checks, before anything is set up, that it can be run.
+/// The path of a command. Checks that it can be run, before anything is set up.
 pub fn find_command(name: &OsStr) -> Result<PathBuf, Failure> {
     let shown = name.display();
     let paths: Vec<PathBuf> = if name.as_encoded_bytes().contains(&b'/') {
@@ -50,13 +51,14 @@ pub fn find_command(name: &OsStr) -> Result<PathBuf, Failure> {
     })
 }
 
-/// How often a command was to be ended.
+/// How many times the user has asked for the command's end.
 #[derive(Default)]
 pub struct Interrupts(u32);
 
 impl Interrupts {
-    /// Passes a signal on to the command, which has had it already where it came from its terminal.
-    /// `true`: it was to be ended before, and everything of it is to be ended at once.
+    /// Passes a signal on to the command, unless it came from the terminal, which signals the
+    /// command itself. `true`: this is the second request to end, and the caller kills all
+    /// processes now.
     pub fn pass_on(&mut self, pid: i32, signal: i32, from_terminal: bool) -> bool {
         self.0 += u32::from(signal == libc::SIGINT || signal == libc::SIGTERM);
         if self.0 > 1 {
@@ -64,7 +66,7 @@ impl Interrupts {
             return true;
         }
         if !from_terminal {
-            // An error: it has just ended.
+            // An error: the command has just ended.
             let _ = process::kill(pid, signal);
         }
         false

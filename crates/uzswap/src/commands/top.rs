@@ -1,6 +1,6 @@
-//! `uzswap top`: the cache, its rates and the swapped processes, on a whole screen, with keys for
-//! the most frequent changes. It reads and writes control files, reads /proc and calls `uzswap
-//! attach`, as anybody could, and shows no colours.
+//! `uzswap top`: the cache, its rates and the swapped processes on a whole screen, with keys for
+//! the most frequent changes. Like any user could, it reads and writes control files, reads /proc
+//! and calls `uzswap attach`. It shows no colours.
 
 use crate::cli::TopArguments;
 use crate::commands::attachment::Attachment;
@@ -28,30 +28,30 @@ use std::time::{Duration, Instant};
 use uzswap_engine::compress::Codec;
 use uzswap_sys::pressure;
 
-/// The screen that `--once` prints, and the least that everything fits on.
+/// The size of the screen that `--once` prints, and the least that everything fits on.
 const COLUMNS: u16 = 80;
 const ROWS: u16 = 24;
-/// Looks that the line of reads remembers: a screen's width of them.
+/// Looks that the line of reads remembers: one for each column of a wide screen.
 const HISTORY: usize = 256;
 
-/// How often it looks whether a signal has come.
+/// How often it checks for a signal.
 const SIGNALS: Duration = Duration::from_millis(100);
 
 const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓ a attach  q end";
 
-/// The compressors that `c` goes through: all but `raw`, which is the first.
+/// The compressors that `c` selects in turn: all but `raw`, which is the first codec.
 const COMPRESSORS: &[Codec] = Codec::CHOICES.split_at(Codec::Raw as usize + 1).1;
 
-/// By which part of the pool's limit `+` and `-` change it.
+/// `+` and `-` change the pool's limit by this part of it.
 const POOL_STEP: u64 = 8;
 
-/// One look.
+/// The figures of one look.
 struct Look {
     at: Instant,
     running: Option<Running>,
-    /// Pressure on memory, the kernel's words.
+    /// Pressure on memory, in the kernel's words.
     pressure: String,
-    /// Bytes swapped out, process and name; most first.
+    /// Bytes swapped out, process and name; the largest first.
     swapped: Vec<(u64, i32, String)>,
 }
 
@@ -70,13 +70,13 @@ impl Look {
     }
 }
 
-/// Every process that has swapped something out.
+/// Every process that has swapped memory out.
 fn swapped() -> Vec<(u64, i32, String)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut all: Vec<_> = entries
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
-            // Gone meanwhile: it has nothing swapped out.
+            // An error: the process has ended.
             let text = fs::read_to_string(entry.path().join("status")).ok()?;
             let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
             let kib: u64 = field("VmSwap:")?.split_whitespace().next()?.parse().ok()?;
@@ -87,14 +87,14 @@ fn swapped() -> Vec<(u64, i32, String)> {
     all
 }
 
-/// The displayed data: the last two looks, the reads a second of those before, and the outcome of
-/// the last key.
+/// The displayed data: the last two looks, the reads per second of earlier looks, and the outcome
+/// of the last key.
 struct View {
     before: Option<Look>,
     now: Look,
     reads: Vec<u64>,
     message: String,
-    /// The process that `a` is about: its place in the list.
+    /// The process that `a` limits, by its place in the list.
     selected: usize,
     attaching: Attachment,
 }
@@ -110,7 +110,7 @@ impl View {
         }
     }
 
-    /// How fast a statistic grows, a second; 0 at the first look.
+    /// The growth of a statistic per second; 0 at the first look.
     fn rate(&self, name: &str) -> u64 {
         let Some(before) = &self.before else { return 0 };
         let (Some(then), Some(now)) = (before.stats(), self.now.stats()) else { return 0 };
@@ -123,7 +123,7 @@ impl View {
             return frame.render_widget(Paragraph::new(NONE_RUNS), frame.area());
         };
         let lines = self.figures(running);
-        // A store has a line more.
+        // With a store, there is one more line.
         let height = lines.len().max(8) as u16;
         let heights = [1, 1, height, 1, 3].map(Constraint::Length);
         let rows = heights.into_iter().chain([Constraint::Min(3), Constraint::Length(1)]);
@@ -162,7 +162,7 @@ impl View {
         is_interrupt || !asks && matches!(key, KeyCode::Char('q') | KeyCode::Esc)
     }
 
-    /// Does the act of a key.
+    /// Does the action of a key.
     fn press(&mut self, key: KeyCode) {
         if self.attaching.prompt().is_some() {
             self.message = self.attaching.press(key);
@@ -181,7 +181,7 @@ impl View {
     /// Writes to a control file.
     fn change(&mut self, key: KeyCode) {
         let read = |file: &str| {
-            // An error: the cache is gone, which writing then says.
+            // An error: the cache is gone. The write reports it.
             let text = fs::read_to_string(folder::mount().join(file)).unwrap_or_default();
             text.trim().to_owned()
         };
@@ -286,7 +286,7 @@ fn by_codec(stats: &Stats) -> String {
     there.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Shows it until it is told to end.
+/// Shows the screen until the user quits.
 pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
     status::require_root()?;
     if !arguments.once && !io::stdout().is_terminal() {
@@ -349,8 +349,8 @@ fn draw(
     }
 }
 
-/// The input of the terminal, by a thread that may wait for ever: crossterm reads a closed terminal
-/// again and again.
+/// Reads the terminal in a thread of its own, which may wait for ever: crossterm reads a closed
+/// terminal again and again.
 fn events() -> Receiver<Event> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! `uzswap upgrade`: this program goes on where the one that serves now is.
+//! `uzswap upgrade`: this program replaces the one that serves now.
 //!
-//! It works as after a killed daemon (kept.rs), with another program for the next one. A version
-//! that cannot read the memory of the daemon before says so, and that daemon's program goes on.
+//! It works as after a killed daemon (kept.rs), but the next daemon is of this program. A version
+//! that cannot read the old daemon's memory says so, and the old program serves again.
 
 use crate::device::wire::{Ask, Tell, Wire};
 use crate::device::{folder, keeper};
@@ -10,7 +10,7 @@ use crate::stdio::show;
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// Asks the keeper for it, and waits.
+/// Asks the keeper for the upgrade, and waits.
 pub fn upgrade() -> Result<(), Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::new(format!("cannot tell which program this is: {error}")))?;

@@ -1,4 +1,4 @@
-//! Becoming somebody else, for `run --user`.
+//! Becoming another user, for `run --user`.
 
 use crate::error::Failure;
 use std::path::Path;
@@ -16,7 +16,8 @@ fn find(name: &str) -> Result<uzers::User, Failure> {
     user.ok_or_else(|| Failure::new(format!("--user {name}: no such user; see `getent passwd`")))
 }
 
-/// Makes the calling process, of one thread, the user's, and `command` one that is started by them.
+/// Gives the calling process, which must have one thread, the user's identity, and `command` the
+/// user's environment.
 pub fn become_user(name: &str, command: &mut Command) -> Result<(), Failure> {
     let user = find(name)?;
     let groups = uzers::get_user_groups(name, user.primary_group_id()).unwrap_or_default();
@@ -28,7 +29,7 @@ pub fn become_user(name: &str, command: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The user who called sudo, if a file was made as root meanwhile in the current folder.
+/// The user who called sudo, if root has made a file in the current folder since then.
 pub fn sudo_user_with_root_files(since: std::time::SystemTime) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     let user = std::env::var("SUDO_USER").ok().filter(|name| name != "root")?;

@@ -1,12 +1,14 @@
-//! `uzswap switch-on`: the process that makes a further area, and has the kernel swap to it.
+//! `uzswap switch-on`: the process that makes a further area and switches it on.
 //!
 //! All of this waits for the daemon's answers: opening its file, the loop device's first look, the
-//! header. If the daemon is killed, it waits for the next daemon's. The keeper starts that one, so
-//! it does not itself wait. And the process that has the connections to the kernel must not wait
-//! either, not even by a thread. A process that waits does not end when it is killed, and keeps its
-//! descriptors. With keeper and daemon killed nobody may have those, or nobody is ever answered.
+//! header. If the daemon is killed, the next daemon answers. The keeper starts that daemon, so the
+//! keeper must not wait here. Neither may any thread of a process that has the connections to the
+//! kernel. A process that waits in the kernel does not end when it is killed, and keeps its
+//! descriptors. If it had the connections and keeper and daemon were killed, no request would ever
+//! be answered.
 //!
-//! It goes on when the keeper is killed. Its area is written down before it is switched on.
+//! This process goes on when the keeper is killed. Its area is written down before it is switched
+//! on.
 
 use crate::device::wire::{AreaOrder, AreaReport, Wire};
 use crate::error::Failure;
@@ -19,7 +21,8 @@ use uzswap_sys::process;
 pub fn make() -> Result<(), Failure> {
     let started_by =
         |error: io::Error| Failure::new(format!("switch-on is started by the keeper: {error}"));
-    // The keeper's lock and connections are closed by exec; so is whatever a shell has left open.
+    // exec has closed the keeper's lock and connections. Descriptors that a shell has left open are
+    // closed here.
     process::close_inherited(None).map_err(started_by)?;
     let mut wire = Wire::of_stdin().map_err(started_by)?;
     let AreaOrder::Make(offer, part) = wire.receive().map_err(started_by)? else {
@@ -29,12 +32,12 @@ pub fn make() -> Result<(), Failure> {
         Ok(()) => AreaReport::On,
         Err(error) => AreaReport::Failed(error.to_string()),
     };
-    // An error: the keeper is gone; the next one reads the kernel's list.
+    // An error: the keeper is gone. The next keeper reads the kernel's list.
     let _ = wire.send(&report);
     Ok(())
 }
 
-/// Makes the device, has it written down, and switches it on.
+/// Makes the device, waits until the keeper has written it down, and switches it on.
 fn made(offer: Offer, part: Range<u64>, wire: &mut Wire) -> Result<(), AttachError> {
     let bytes = part.end - part.start;
     let device = Device::over(offer, part)?;

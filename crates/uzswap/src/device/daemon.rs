@@ -1,13 +1,14 @@
 //! The process that serves the device.
 //!
-//! It is on the path by which the kernel frees memory, so it must never wait for memory itself:
-//! everything it touches is locked. It lives in a session of its own that the terminal's keys do
-//! not reach, and in a group of its own. It ends when its keeper orders it, and ignores signals:
-//! the keeper answers a signal to all processes of a unit. When the keeper is gone it starts
-//! another one; when it is killed itself, the keeper starts another daemon, which goes on with the
-//! memory that outlives it (kept.rs). A daemon that cannot go on does not end, and one that another
-//! version is to follow becomes that one. Otherwise the keeper alone would have the memory that
-//! outlives it, and the memory would be lost with the keeper (daemon/phase.rs).
+//! It is on the path by which the kernel frees memory. So it must never wait for memory, and all
+//! its memory is locked. It lives in a session of its own, which the terminal's keys do not reach,
+//! and in a group of its own. It ends only when its keeper orders it. It ignores signals: a signal
+//! to all processes of a unit is the keeper's to answer.
+//!
+//! When the keeper is gone, the daemon starts another keeper. When the daemon is killed, the keeper
+//! starts another daemon, which goes on with the memory that outlives a daemon (kept.rs). A daemon
+//! that fails to take over stays alive, and an upgrade execs in place. Otherwise the keeper alone
+//! would have that memory, and it would be lost with the keeper (daemon/phase.rs).
 
 pub mod phase;
 
@@ -39,18 +40,18 @@ use uzswap_engine::{Cache, Config, PAGE_BYTES};
 use uzswap_remote::{Address, Connected, Tiers};
 use uzswap_sys::{fuse, process};
 
-/// Memory that is added to a running machine: as much as it had when the daemon was started.
+/// Memory may be added to a running machine: up to this multiple of the memory at the start.
 const MEMORY_GROWS: u64 = 2;
 
-/// How long to wait before another keeper is started where one could not be.
+/// The pause before the next try, where a keeper could not be started.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A keeper that lives less long than this most likely ended by itself, and so will the next one.
-/// Each pause before a start is twice as long as the one before.
+/// A keeper that lives for less than this most likely ended by itself, and so will the next one.
+/// Each pause before a start is twice as long as the last.
 const KEEPER_LIFE_MIN: Duration = Duration::from_secs(1);
 const KEEPER_PAUSE: Duration = Duration::from_millis(20);
 
-/// When keepers are started.
+/// Decides when keepers are started.
 #[derive(Default)]
 pub struct Pauses {
     last: Option<Instant>,
@@ -58,7 +59,7 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// How long to wait before one is started `now`.
+    /// How long to wait before starting a keeper `now`.
     pub fn before_next(&mut self, now: Instant) -> Duration {
         let is_short = self.last.is_some_and(|last| now - last < KEEPER_LIFE_MIN);
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
@@ -96,7 +97,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         Err(failure) => DaemonReport::Failed(failure.to_string()),
     };
     start.serves = service.is_ok();
-    // An error: the keeper is gone, as the next look shows.
+    // An error: the keeper is gone. The loop below notices that.
     let _ = wire.send(&report);
     let mut pauses = Pauses::default();
     while phase != Phase::Ending {
@@ -137,11 +138,12 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Executes a daemon of this program in the place of this one: at whatever instruction its threads
-/// are, as if it were killed, but with its descriptors. Comes back if it cannot be, and says why.
+/// Executes a daemon of this program in place of this one. Its threads stop at any instruction, as
+/// if it were killed, but the descriptors stay open. Returns only if exec fails, after reporting
+/// the reason.
 fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments, start: &Start) {
     let execute = || -> io::Result<io::Error> {
-        // Its start data stay in the socket until it reads them.
+        // The start data stay in the socket until the new program reads them.
         let (mut ours, theirs) = Wire::pair()?;
         ours.send(start)?;
         process::let_inherit(theirs.as_fd())?;
@@ -151,11 +153,11 @@ fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments,
     };
     let (Ok(error) | Err(error)) = execute();
     let why = format!("cannot execute {}: {error}", program.display());
-    // An error: the keeper is gone, as the next look shows.
+    // An error: the keeper is gone. The main loop notices that.
     let _ = wire.send(&DaemonReport::Failed(why));
 }
 
-/// The words that start a process of ours, which has the lock as this one has.
+/// The arguments that start a process of ours, which inherits the lock.
 fn role(name: &str, arguments: &InheritArguments) -> Vec<String> {
     let lock = arguments.lock.map(|number| ["--lock".into(), number.to_string()]);
     [name.to_owned()].into_iter().chain(lock.into_iter().flatten()).collect()
@@ -166,7 +168,7 @@ fn said_by_predecessor(number: i32) -> io::Result<Start> {
     Wire::new(UnixStream::from(process::take_inherited(number)?)).receive()
 }
 
-/// Starts another keeper, which takes over the list of the one before.
+/// Starts another keeper, which takes over the list of changes.
 fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
     process::reap_children();
     start.daemon = ProcessId::own();
@@ -174,13 +176,13 @@ fn replace_keeper(arguments: &InheritArguments, start: &mut Start) -> Wire {
         let started = spared::start(&role("keeper", arguments));
         match started.and_then(|(_, mut wire)| wire.send(&*start).map(|()| wire)) {
             Ok(wire) => return wire,
-            // No memory for a process, most likely.
+            // Most likely there is no memory for a process.
             Err(_) => std::thread::sleep(PAUSE),
         }
     }
 }
 
-/// The steps before there are threads. Returns the failures.
+/// The steps before threads exist. Returns the failures.
 fn prepare() -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |what: &str, result: io::Result<()>| {
@@ -188,7 +190,7 @@ fn prepare() -> Vec<String> {
             notes.push(format!("{what}: {error}"));
         }
     };
-    // An error: a shell with job control has made it the leader of its group, which does as well.
+    // An error: a shell with job control has made it the leader of a group, which does as well.
     let _ = process::leave_session();
     note("memory may be dumped", process::set_undumpable());
     note("not spared when memory runs out", process::spare_from_oom());
@@ -201,8 +203,8 @@ fn lock() -> Option<String> {
     Some(format!("memory is not locked: {error}"))
 }
 
-/// A thread that ends alone leaves its clients waiting: the next daemon answers them. (In the
-/// release profile a panic is an abort anyway.)
+/// A thread that ended alone would leave its clients waiting. When the whole process ends, the next
+/// daemon answers them. (In the release profile a panic aborts anyway.)
 fn die_of_panics() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -211,7 +213,7 @@ fn die_of_panics() {
     }));
 }
 
-/// Catches the signals that would end us, and ignores them.
+/// Catches the signals that would end the daemon, and ignores them.
 fn ignore_signals() -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let (_, nobody) = UnixStream::pair()?;
@@ -221,7 +223,7 @@ fn ignore_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Everything that serves; dropped from the first field to the last.
+/// All that serves. Dropped from the first field to the last.
 struct Service {
     transport: Box<dyn Transport>,
     _maintainer: Maintainer,
@@ -247,11 +249,11 @@ impl Service {
         let before = kept.is_some().then(|| start.devices.clone().unwrap_or_default());
         let Opened { cache, server, tiers } = open_cache(start, kept)?;
         if cache.statistic("backing_total_size") == Some(0) && !takes_over {
-            // Nothing is written back: the pool's limit holds as it is.
+            // Without a backing nothing is written back, so the pool accepts pages up to its limit.
             let set = cache.set_attribute("accept_threshold_percent", "100");
             set.map_err(|error| Failure::new(error.to_string()))?;
         }
-        // Also where the daemon before was killed before it came to that: no area was there yet.
+        // Also after a daemon that was killed before it did this: no area was there then.
         let has_areas = start.devices.as_ref().is_some_and(|devices| !devices.is_empty());
         if !options.keeps_same_once && !has_areas {
             let set = cache.set_attribute("same_pages_enabled", "N");
@@ -263,7 +265,7 @@ impl Service {
         let traffic = Arc::new(Traffic::new(options.threads));
         let control = match control(&cache, &traffic, swapped, takes_over) {
             Ok(control) => Some(control),
-            // The pages that it goes on with do not need them.
+            // The pages that the daemon goes on with do not need the control files.
             Err(failure) if takes_over => {
                 notes.push(format!("there are no control files and no figures: {failure}"));
                 None
@@ -281,7 +283,7 @@ impl Service {
     }
 }
 
-/// Mounts the control files. Those of a daemon before, for which nobody answers, are unmounted.
+/// Mounts the control files. Unmounts those of a killed daemon first.
 fn control(
     cache: &Arc<Cache>,
     traffic: &Arc<Traffic>,
@@ -304,14 +306,14 @@ fn control(
 /// A cache, new or taken over.
 struct Opened {
     cache: Arc<Cache>,
-    /// The state with which the server goes on, if the cache is taken over.
+    /// The server's state, if the cache was taken over.
     server: Option<KeptServer>,
-    /// The backing, if a part of it is at a store.
+    /// The backing, if a part of it is in a store.
     tiers: Option<Tiers>,
 }
 
-/// The cache, in memory that outlives this process if there is such: new, or as another daemon has
-/// left it. In the latter case also the state with which the server goes on.
+/// The cache, new or as another daemon has left it. It lies in memory that outlives this process,
+/// if there is such memory. A cache that is taken over brings the server's state.
 fn open_cache(start: &Start, kept: Option<KeptDaemon>) -> Result<Opened, Failure> {
     let options = &start.options;
     let algorithm = options.compressor.parse();
@@ -337,7 +339,8 @@ fn open_cache(start: &Start, kept: Option<KeptDaemon>) -> Result<Opened, Failure
     Ok(Opened { cache: Arc::new(cache), server, tiers })
 }
 
-/// The backing with its store, if there is one, whose table may be in memory that outlives us.
+/// The backing, over its store if there is one. The store's table may lie in memory that outlives
+/// us.
 fn tiers(
     options: &DaemonOptions,
     local: Box<dyn Backing>,
@@ -354,7 +357,7 @@ fn tiers(
     Ok((Box::new(tiers.clone()), Some(tiers)))
 }
 
-/// The thread that tends the store; the cache's segments go from there with it.
+/// The thread that tends the store. At its end the cache's segments are removed there.
 struct StoreKeeper {
     tiers: Tiers,
     is_stopping: Arc<AtomicBool>,
@@ -375,13 +378,13 @@ impl Drop for StoreKeeper {
     fn drop(&mut self) {
         self.is_stopping.store(true, Relaxed);
         self.tiers.ring();
-        // A panic ends the process.
+        // A panic has ended the process before this.
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
         self.tiers.clear();
     }
 }
 
-/// Starts the transport that was chosen; `kept` and `before` as [`start_transport`] has them.
+/// Starts the chosen transport. `kept` and `before` are those of [`start_transport`].
 fn transport(
     options: &DaemonOptions,
     served: &Arc<dyn Disk>,

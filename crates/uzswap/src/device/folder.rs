@@ -1,8 +1,7 @@
-//! The folder of the swap device on this machine, which root alone may look into, and the lock in
-//! it.
+//! The folder of the swap device on this machine, with its lock. Root alone may look into it.
 //!
-//! The lock belongs to open files, not to process numbers: containers that share /run have
-//! processes of their own.
+//! The lock belongs to open files, not to process numbers: containers that share /run number their
+//! processes separately.
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::fs::{self, File};
@@ -10,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Where everything is: on a file system that a reboot empties, as it undoes the changes.
+/// Where everything is. A reboot empties this file system, as it undoes the changes.
 pub const FOLDER: &str = "/run/uzswap";
 
 /// Modes of the folder and of its content: only root may look, lock or listen there.
@@ -32,7 +31,7 @@ pub fn socket() -> PathBuf {
     Path::new(FOLDER).join(SOCKET)
 }
 
-/// The file that is served, where a transport needs one: not among the control files, which go
+/// The file that is served, if the transport needs one. It is not among the control files, which go
 /// when the daemon is killed.
 pub fn disk() -> PathBuf {
     Path::new(FOLDER).join(DISK)
@@ -44,8 +43,8 @@ pub fn make_mount_points() -> io::Result<()> {
     write(&disk(), b"")
 }
 
-/// Makes a folder that its owner alone may look into, whatever the umask; one that is there becomes
-/// such. Errors: it is somebody else's, or no folder.
+/// Makes a folder, whatever the umask, that its owner alone may look into. An existing one gets
+/// that mode. Errors: it is another user's, or no folder.
 fn make_folder(path: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(OWNERS_FOLDER).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -64,8 +63,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Opens a file for writing that its owner alone may open, whatever the umask; one that is there
-/// becomes such. Errors: it is somebody else's.
+/// Opens a file for writing, whatever the umask, that its owner alone may open. An existing one
+/// gets that mode. Error: it is another user's.
 fn own_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(OWNERS_FILE);
@@ -75,7 +74,7 @@ fn own_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Its orders are done as root: nobody else may have written it.
+/// Refuses a file of another user: root obeys its content.
 pub fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
     match metadata.uid() == rustix::process::geteuid().as_raw() {
         true => Ok(()),
@@ -83,17 +82,17 @@ pub fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Held by the process that is responsible for the list.
+/// The lock of the process that is responsible for the list of changes.
 #[derive(Debug)]
 pub struct Lock(pub File);
 
 impl Lock {
-    /// Takes it; `None` while somebody has it. Makes the folder.
+    /// Takes the lock; `None` if another process has it. Makes the folder.
     pub fn take() -> io::Result<Option<Self>> {
         loop {
             make_folder(Path::new(FOLDER))?;
             let path = Path::new(FOLDER).join(LOCK);
-            // A user who may open it may lock it, and keep everybody from cleaning up.
+            // A user who could open the file could lock it, and keep everybody from cleaning up.
             let file = own_file(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -118,7 +117,7 @@ impl Lock {
 mod tests {
     use super::*;
 
-    /// A lock that others may open is a lock that others may hold.
+    /// A lock file that others may open can be locked by others.
     #[test]
     fn folders_and_files_are_their_owner_s_alone_also_where_they_were_there() {
         let folder = tempfile::tempdir().unwrap();

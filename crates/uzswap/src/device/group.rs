@@ -1,4 +1,4 @@
-//! Where a command runs, and where the daemon does: groups of their own.
+//! The groups in which the command and the daemon run, each in its own.
 //!
 //! | memory controller | group |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | version 1 | in the caller's own group |
 //!
 //! So the caller's limits hold for the command. The daemon has a group at the top: it must not wait
-//! for the memory of those that it serves.
+//! for memory of a group that it serves.
 
 use crate::device::group_change::GroupChange;
 use crate::device::systemd;
@@ -17,16 +17,16 @@ use std::path::PathBuf;
 use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process;
 
-/// In a scope, the group that holds the command: the scope's own attributes are systemd's.
+/// In a scope, the group that holds the command: systemd owns the scope's own attributes.
 const COMMAND: &str = "command";
 
-/// Where processes of a group go to make room for another one in it.
+/// The group to which the processes of a group move, to make room for another group in it.
 const REST: &str = "uzswap-rest";
 
-/// The daemon's and the keeper's.
+/// The group of the daemon and the keeper.
 const DAEMON: &str = "uzswap-daemon";
 
-/// Where the memory controller is.
+/// The hierarchy with the memory controller.
 pub fn hierarchy() -> Result<Hierarchy, Failure> {
     Hierarchy::find().ok_or_else(|| {
         Failure::new(
@@ -36,7 +36,7 @@ pub fn hierarchy() -> Result<Hierarchy, Failure> {
     })
 }
 
-/// Makes a group for process `child` of run `pid`, which waits for it, and moves it there.
+/// Makes a group for run `pid`, and moves the waiting process `child` into it.
 pub fn for_command(pid: u32, child: i32) -> Result<GroupChange, Failure> {
     let hierarchy = hierarchy()?;
     let name = format!("uzswap-{pid}");
@@ -52,7 +52,7 @@ pub fn for_command(pid: u32, child: i32) -> Result<GroupChange, Failure> {
     match place.group().enter(child) {
         Ok(()) => Ok(place),
         Err(error) => {
-            // An error: it stays, empty.
+            // An error: the empty group stays.
             let _ = place.remove();
             Err(cannot_make(&own, &error))
         }
@@ -83,7 +83,7 @@ fn scope(hierarchy: &Hierarchy, unit: &str, child: i32) -> Result<GroupChange, F
     let make = || {
         let group = scope.make_plain_child(COMMAND)?;
         group.enter(child)?;
-        // Possible now that the scope itself is empty.
+        // The kernel permits this now that the scope itself is empty.
         scope.pass_memory_on()?;
         Ok(group)
     };
@@ -97,7 +97,8 @@ fn slice_of(group: &Group) -> Option<String> {
     names.rfind(|name| name.ends_with(".slice")).map(str::to_owned)
 }
 
-/// Makes a group where the kernel allows none beside processes: those move into another one.
+/// Makes a group in a group with processes, where the kernel permits none: moves these into another
+/// group first.
 fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
     let cannot = |error| cannot_make(own, &error);
     let rest = match own.make_plain_child(REST) {
@@ -106,7 +107,7 @@ fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
     };
     let processes = Group::at(own.version(), own.path().to_owned()).direct_processes();
     for pid in processes {
-        // An error: it has just ended, or is one of the kernel's own.
+        // An error: the process has just ended, or is a kernel thread.
         let _ = rest.enter(pid);
     }
     let moved = Some((rest.path().to_owned(), own.path().to_owned()));
@@ -115,18 +116,19 @@ fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
         Err(error) => {
             let folder = own.path().join(name);
             let back = GroupChange { folder, is_v2: true, moved, ..GroupChange::default() };
-            // An error: they stay there, which harms nobody.
+            // An error: the processes stay there, which does no harm.
             let _ = back.remove();
             Err(cannot(error))
         }
     }
 }
 
-/// Moves this process, and so the daemon that it will start, to a group of their own: without the
-/// caller's limits, and not ended with it. The group that was made.
+/// Moves this process to a group of its own, without the caller's limits. The daemon that it will
+/// start inherits the group, so it does not end with the caller's. Returns the group, if one was
+/// made.
 pub fn for_daemon() -> Result<Option<GroupChange>, Failure> {
     let pid = std::process::id() as i32;
-    // An error: no CAP_SYS_RESOURCE; the daemon reports that.
+    // An error: CAP_SYS_RESOURCE is missing, which the daemon reports.
     let _ = process::spare_from_oom();
     let Some(hierarchy) = Hierarchy::find() else { return Ok(None) };
     if hierarchy.version == Version::V2 && systemd::is_here() {

@@ -1,4 +1,4 @@
-//! A group of processes, with the changes that made it, and undoing them.
+//! A group of processes, the changes that made it, and their undoing.
 
 use crate::device::processes::{self, PATIENCE};
 use serde::{Deserialize, Serialize};
@@ -15,11 +15,11 @@ pub struct GroupChange {
     pub folder: PathBuf,
     /// True if it is of cgroup version 2.
     pub is_v2: bool,
-    /// A group around it that goes with it.
+    /// A group around it that is removed with it.
     pub around: Option<PathBuf>,
-    /// A group that processes were moved to, to make room for it, and the one they came from.
+    /// The group that its former neighbours were moved to, and the group they came from.
     pub moved: Option<(PathBuf, PathBuf)>,
-    /// It is somebody else's: its attributes as they were.
+    /// For a group that is not ours: its attributes before the change.
     #[serde(default)]
     pub borrowed: Option<Vec<(PathBuf, String)>>,
 }
@@ -30,18 +30,18 @@ impl GroupChange {
         Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())
     }
 
-    /// Ends all processes in it at once, if they are ours.
+    /// Kills all processes in it, if the group is ours.
     pub fn kill(&self) {
         if self.borrowed.is_none() {
             self.group().kill();
         }
     }
 
-    /// Ends all processes in it, and removes it; or leaves it as it was, if it is somebody else's.
+    /// Kills all processes in it and removes it. A group that is not ours gets its attributes back.
     pub fn end(&self) -> io::Result<()> {
         let group = self.group();
         if let Some(attributes) = &self.borrowed {
-            // Gone: there is nothing to put back.
+            // A group that is gone needs none back.
             let mut there = attributes.iter().filter(|(path, _)| path.exists());
             return there.try_for_each(|(path, value)| {
                 fs::write(path, value)
@@ -59,8 +59,8 @@ impl GroupChange {
         self.remove()
     }
 
-    /// Removes it, and the groups that were made around it. The kernel may take a moment to forget
-    /// its last process.
+    /// Removes it and the groups that were made around it. The kernel may need a moment to forget a
+    /// group's last process.
     pub fn remove(&self) -> io::Result<()> {
         let groups = std::iter::once(self.group());
         let around = self.around.iter().map(|path| Group::at(Version::V2, path.clone()));
@@ -79,7 +79,7 @@ impl GroupChange {
                 (Group::at(Version::V2, to.clone()), Group::at(Version::V2, from.clone()));
             from.keep_memory_back()?;
             for pid in to.processes() {
-                // An error: it has just ended.
+                // An error: the process has just ended.
                 let _ = from.enter(pid);
             }
             to.remove()?;
@@ -87,13 +87,13 @@ impl GroupChange {
         Ok(())
     }
 
-    /// Removes it, this process and others that it has started being in it.
+    /// Moves this process and others that it has started out of the group, and removes it.
     pub fn leave(&self) -> io::Result<()> {
         let group = self.group();
         if let Some(parent) = group.parent() {
             parent.enter(std::process::id() as i32)?;
             for pid in group.processes() {
-                // An error: it has just ended.
+                // An error: the process has just ended.
                 let _ = parent.enter(pid);
             }
         }

@@ -9,11 +9,11 @@ use uzswap_tree::Remote;
 /// The activity of all processes at the store.
 #[derive(Debug, Serialize)]
 pub struct AtStore {
-    /// Most bytes of their segments there, as sampled five times a second.
+    /// Peak of the bytes of their segments there, sampled five times a second.
     peak: u64,
     /// Bytes of segments that were written there.
     written: u64,
-    /// Reads that it answered.
+    /// Reads that the store answered.
     reads: u64,
     /// Median and 99th percentile of their times, ns, by the powers of two around them.
     read_ns_p50: u64,
@@ -25,7 +25,7 @@ pub struct AtStore {
 }
 
 impl AtStore {
-    /// Of the sums and the peak of a run.
+    /// From the sums and the peak of a run.
     pub fn new(sums: &Remote, peak: u64) -> Self {
         let times = ByPower { counts: sums.times, sum_ns: 0 };
         let ns = |share| times.quantile_ns(share).unwrap_or(0);

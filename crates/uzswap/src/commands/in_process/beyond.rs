@@ -1,9 +1,11 @@
-//! The reason for which a run had more memory than its limit.
+//! The reason why a run had more memory than its limit.
 //!
-//! Each process keeps to its share of the limit, except for memory that is left alone, which the
-//! report names. No share is less than a process needs to go on: if all need more together than the
-//! limit, they are beyond it as long as they run. A fork begins with pages that it shares with its
-//! parent. A write to one copies it, and is no fault that a process could be made to wait at.
+//! Each process keeps to its share of the limit, except for memory that the agent leaves alone. The
+//! report names that memory. A share is never less than a process needs to go on: if these needs
+//! together exceed the limit, the run exceeds it as long as all run.
+//!
+//! A fork begins with pages that it shares with its parent. The kernel copies such a page at a
+//! write, and uzswap sees no fault at which it could make the process wait.
 
 use crate::size;
 use serde::Serialize;
@@ -11,31 +13,31 @@ use std::fmt;
 use uzswap_sys::process::{self, Activity};
 use uzswap_tree::{MANAGED_MIN, Member};
 
-/// A run that had more percent of its limit than this says why.
+/// A run that had more than this share of its limit, percent, gives the reason.
 const PERCENT: u64 = 115;
 
-/// A run's processes at the look at which they had most memory beyond the limit.
+/// The processes of a run, as they were when they exceeded the limit most.
 #[derive(Debug, Default, Serialize)]
 pub struct Beyond {
-    /// Anonymous memory of all, bytes.
+    /// Anonymous memory of all processes, bytes.
     pub bytes: u64,
     pub processes: usize,
-    /// Those that were forked and run the program of their parent.
+    /// Processes that were forked and still run the program of their parent.
     pub forks: usize,
-    /// Anonymous memory of these, bytes.
+    /// Anonymous memory of the forks, bytes.
     pub bytes_of_forks: u64,
-    /// Those whose pages are all in, for a reader.
+    /// Processes whose pages are all in memory for a reader.
     pub whole: usize,
-    /// Bytes that all need to go on at all, and the limit.
+    /// Bytes that all processes need to go on at all, and the limit.
     pub bytes_least: u64,
     pub limit: u64,
 }
 
 impl Beyond {
-    /// Looks at them.
+    /// Keeps the state of these processes if they exceed the limit more than ever.
     pub fn look(&mut self, members: &[Member], limit: u64) {
         let bytes_of = |one: i32, reported: u64| match reported {
-            // It has not reported yet.
+            // The process has not reported yet.
             0 => process::anonymous_bytes(one).unwrap_or(0),
             bytes => bytes,
         };
@@ -65,8 +67,8 @@ impl Beyond {
         };
     }
 
-    /// For the report of a run that had `peak` bytes, of which some are named as left alone; `None`
-    /// if that explains the peak.
+    /// For the report of a run that had a peak of `peak` bytes; `None` if the memory that was left
+    /// alone explains the peak.
     pub fn of(self, peak: u64, limit: u64, left_alone: u64) -> Option<Self> {
         (peak.saturating_sub(left_alone) > limit / 100 * PERCENT).then_some(self)
     }

@@ -1,4 +1,4 @@
-//! Which commands load a library that is preloaded, by the head of their file.
+//! Tells by the head of a command's file whether the command loads a preloaded library.
 
 use object::elf::FileHeader64;
 use object::read::ReadCache;
@@ -14,25 +14,25 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unmanaged {
     pub reason: String,
-    /// Its dynamic linker would end it if it were told of our library. Otherwise programs that the
-    /// command starts may be managed all the same.
+    /// True if the dynamic linker would end the command because of our library. Otherwise programs
+    /// that the command starts may be managed all the same.
     pub refuses_library: bool,
 }
 
-/// Scripts of scripts that the kernel follows.
+/// How many scripts that are run by scripts the kernel follows.
 const SCRIPTS_MAX: usize = 5;
-/// Bytes of the first line of a script that the kernel reads.
+/// Bytes of a script's first line that the kernel reads.
 const LINE_BYTES: usize = 256;
 
-/// The dynamic linker of musl, where programs of it expect it.
+/// The dynamic linker of musl, at the path that programs built for musl name.
 pub const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
-/// From glibc's folder of libraries below /usr to the root, at whose parent the kernel stays there.
+/// From glibc's folder of libraries below /usr up to the root. Further `..` stay at the root.
 const TO_ROOT: &str = "/usr/$LIB/../../../../../../../..";
 
-/// The path of a library that glibc's dynamic linker loads, and musl's does not find. That one
-/// would load it into a program that a managed one starts, and end the program, as it lacks
-/// functions of glibc. It passes over a library that is not there without a word. glibc's puts the
-/// name of its own folder, as `lib64`, in the place of `$LIB`.
+/// The path of a library that glibc's dynamic linker finds and musl's does not. glibc's replaces
+/// `$LIB` by the name of its own folder, as `lib64`. musl's passes silently over a library that it
+/// does not find. A managed program may start a program of musl: musl's linker would load our
+/// library into it and end it, since functions of glibc are missing.
 pub fn for_glibc_alone(library: PathBuf) -> PathBuf {
     match library.strip_prefix("/") {
         Ok(below) => Path::new(TO_ROOT).join(below),
@@ -40,8 +40,8 @@ pub fn for_glibc_alone(library: PathBuf) -> PathBuf {
     }
 }
 
-/// Looks at a command, or at the program that runs it if it is a script. A file that cannot be read
-/// is taken for one that can be managed.
+/// Looks at a command, or at the interpreter of a script. A file that cannot be read counts as one
+/// that can be managed.
 pub fn why_unmanaged(command: &Path) -> Option<Unmanaged> {
     let mut path = command.to_owned();
     for _ in 0..SCRIPTS_MAX {

@@ -1,8 +1,8 @@
-//! Programs of an in-process run whose memory is not kept small, with the reason and their size.
+//! Programs of an in-process run whose memory is not kept small, with the reasons and their sizes.
 //!
-//! A program that could not be taken over says why itself ([`Table::leave_alone`]). One that never
-//! loaded the library cannot: it is found among the command's processes while it runs, and its file
-//! tells why.
+//! A program that the agent could not take over gives the reason itself ([`Table::leave_alone`]). A
+//! program that never loaded the library cannot. The run finds it among the command's processes,
+//! and its file tells the reason.
 
 use crate::commands::in_process::executable::{self, Linkage};
 use crate::commands::in_process::numbers::Numbers;
@@ -14,30 +14,31 @@ use std::path::Path;
 use uzswap_sys::process;
 use uzswap_tree::Table;
 
-/// A program with less anonymous memory is not looked at: there is little to keep small.
+/// Programs with less anonymous memory are ignored.
 const LEAST: u64 = 16 << 20;
 
 /// A program that was left alone.
 #[derive(Debug, Serialize)]
 pub struct Alone {
-    /// Its number.
+    /// Its process number.
     pub process: u32,
-    /// Its name, and why: `NAME: REASON`.
+    /// Its name and the reason: `NAME: REASON`.
     pub program: String,
-    /// Only a part of its memory is left alone.
+    /// True if only a part of its memory is left alone.
     pub is_part: bool,
-    /// Bytes of that part; of a whole program, most anonymous memory that it was seen with.
+    /// Bytes of that part. For a whole program, the peak of its anonymous memory.
     pub bytes: u64,
 }
 
-/// The observed state of them.
+/// The state of the programs that are left alone.
 #[derive(Debug, Default)]
 pub struct LeftAlone {
-    /// Most anonymous memory of each process that is none of the tree's own, bytes.
+    /// Peak of anonymous memory of each process that the tree does not keep small, bytes.
     peaks: BTreeMap<u32, u64>,
-    /// Those that never loaded the library, with their names and reasons.
+    /// Processes that never loaded the library, with their names and reasons.
     strangers: BTreeMap<u32, String>,
-    /// The program that each process was last seen to run, and true if that has the library.
+    /// The program that each process was last seen to run, and true if that program has the
+    /// library.
     programs: BTreeMap<u32, (String, bool)>,
 }
 
@@ -50,7 +51,7 @@ impl LeftAlone {
             else {
                 continue;
             };
-            // It is counted as the parent's, which has our library.
+            // A child of vfork: its memory is counted as the parent's.
             if process::has_parents_memory(process) {
                 continue;
             }
@@ -58,13 +59,13 @@ impl LeftAlone {
             let is_it = |one: &uzswap_tree::LeftAlone| numbers.of(one.process) == number;
             let is_noted = noted.iter().any(|one| is_it(one) && one.part.is_none());
             let member = table.members().find(|member| member.process == number);
-            // It may be the program before that has told its memory.
+            // The reported memory may be that of the program before an exec.
             let is_watched = member.is_some() && self.has_library(process);
             if !is_noted && is_watched && member.is_some_and(|member| member.used > 0) {
                 continue;
             }
-            // A child that was forked just now has not joined the others yet, and a program that
-            // has grown just now is being watched in a moment.
+            // A new child has not joined the tree yet, and a program that has just grown will be
+            // watched in a moment. So a process must be seen twice.
             let was_seen = self.peaks.contains_key(&number);
             let peak = self.peaks.entry(number).or_default();
             *peak = bytes.max(*peak);
@@ -78,8 +79,8 @@ impl LeftAlone {
         }
     }
 
-    /// True if the program that a process runs has loaded the library. Another one may have before,
-    /// so that the process is of the tree. Looked at once for each program.
+    /// True if the program that a process runs has loaded the library. The process may be in the
+    /// tree because of the program before. Each program is looked at once.
     fn has_library(&mut self, process: i32) -> bool {
         let program = program(process);
         let known = self.programs.get(&(process as u32)).filter(|(known, _)| *known == program);
@@ -90,15 +91,15 @@ impl LeftAlone {
         })
     }
 
-    /// How many never loaded the library.
+    /// Number of processes that never loaded the library.
     pub fn strangers(&self) -> u64 {
         self.strangers.len() as u64
     }
 
-    /// All of them.
+    /// All programs that were left alone.
     pub fn all(&self, table: &Table, numbers: &Numbers) -> Vec<Alone> {
         let noted = table.left_alone();
-        // A fork may have said why after it was seen.
+        // A fork may have given its reason after it was seen here.
         let is_noted = |process| {
             noted.iter().any(|one| numbers.of(one.process) == process && one.part.is_none())
         };
@@ -115,21 +116,21 @@ impl LeftAlone {
     }
 }
 
-/// True if a process has mapped a library of this name. One whose mappings are not shown has.
+/// True if a process has mapped a library of this name, or if its mappings cannot be read.
 fn has_mapped(process: i32, library: &str) -> bool {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
     maps.map_or(true, |maps| maps.contains(&format!("/{library}")))
 }
 
-/// The places of a process's code and stack, which the kernel chooses as it starts a program.
+/// The addresses of a process's code and stack. The kernel chooses them anew at each exec.
 fn program(process: i32) -> String {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // After the name the state is the first field, and the places are the 24th and the 26th.
+    // After the name, the state is the first field, and the addresses are the 24th to the 26th.
     let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     fields.get(23..26).map(|places| places.join(" ")).unwrap_or_default()
 }
 
-/// True if a program was started with the library in its environment.
+/// True if the library was in a program's environment at its start.
 fn is_told(process: i32) -> bool {
     let variables = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
     variables.split(|byte| *byte == 0).any(|variable| {
@@ -138,7 +139,7 @@ fn is_told(process: i32) -> bool {
     })
 }
 
-/// Name and reason of a process that has not loaded the library, or past which it grows.
+/// Name and reason of a process that has not loaded the library, or that grows in spite of it.
 fn describe(process: i32, has_library: bool) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
     let sees_itself = Path::new(&format!("/proc/{process}/root/proc/self")).is_symlink();

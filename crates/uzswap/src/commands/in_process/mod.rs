@@ -1,5 +1,5 @@
-//! `uzswap run --in-process`: the command's memory is kept in the budget inside of its processes,
-//! by a library that they preload. It needs no root, no swap and no cgroup.
+//! `uzswap run --in-process`: a preloaded library keeps the memory of the command's processes in
+//! the budget, from inside. It needs no root, no swap and no cgroup.
 
 mod at_store;
 mod beyond;
@@ -39,17 +39,17 @@ use uzswap_remote::{Address, Connected};
 use uzswap_sys::{cpu, process};
 use uzswap_tree::{Setting, Table, clock, share};
 
-/// Policy and shares count a favour in the same parts, and know nothing of each other.
+/// A favour has the same unit in the policy and in the shares, which know nothing of each other.
 const _: () = assert!(favour::WHOLE == share::FAVOUR);
-/// Its rates are of the faults between two looks.
+/// The favour's rates are of the faults between two looks.
 const _: () = assert!(favour::EVERY.as_millis() == supervise::TICK.as_millis());
 
-/// The library that is preloaded, as it is installed and as it is built.
+/// The preloaded library, under its name when installed and when built.
 const LIBRARY: &str = "libuzswap_preload.so";
-/// The one that it loads, from beside it.
+/// The library that it loads, from the same folder.
 const AGENT: &str = "libuzswap_agent.so";
 
-/// Names the means to begin with, for tests and measurements.
+/// The variable that names the means to begin with, for tests and measurements.
 const MEANS: &str = "UZSWAP_MEANS";
 
 /// Checks the processor. Error: the reason, and the remedy.
@@ -64,7 +64,8 @@ pub fn processor() -> Result<(), String> {
     ))
 }
 
-/// How pages leave here. Error: the reason, and the fate of the command.
+/// The means by which pages leave on this machine. Error: the reason, and what becomes of the
+/// command.
 pub fn check() -> Result<Means, String> {
     processor()?;
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
@@ -86,7 +87,7 @@ fn slower(means: Means) -> Option<&'static str> {
     }
 }
 
-/// The file that the command's processes share. Error: the reason that they run without, and its
+/// The file that the command's processes share. Error: the reason why they run without one, and the
 /// remedy.
 fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<TreeFile, String> {
     let unmanaged = executable::why_unmanaged(program);
@@ -107,8 +108,8 @@ fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<T
     TreeFile::create(arguments.memory, means)
 }
 
-/// Runs it; the command's exit status. Where it cannot work, the command runs as without it; but an
-/// error, if its accesses are to be written to this log.
+/// Runs the command. Returns its exit status. Where in-process cannot work, the command runs
+/// unmanaged; with a log for its accesses, this is an error.
 pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode, Failure> {
     refuse_others(arguments)?;
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
@@ -118,8 +119,8 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         Ok(()) => Ok(library().map_err(Failure::new)?),
         Err(reason) => Err(reason),
     };
-    // Before there are threads: the first descriptor with a high number would wait for an RCU grace
-    // period then, some 10 ms, as the kernel replaces the table of descriptors.
+    // Before there are threads. With threads, the kernel replaces the table of descriptors at the
+    // first high number only after an RCU grace period, some 10 ms.
     let backing = backing(arguments)?;
     let store = store(arguments, backing.is_some())?;
     let prepared =
@@ -166,7 +167,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     Ok(exit_code.into())
 }
 
-/// Reports on a run that took so many seconds and ended with this status.
+/// Prints and writes the report. The run's seconds and exit status are given.
 fn tell(
     arguments: &RunArguments,
     file: &TreeFile,
@@ -204,36 +205,37 @@ fn tell(
     Ok(())
 }
 
-/// The events of a run.
+/// The report of a run.
 #[derive(Debug, Serialize)]
 struct InProcessReport {
     /// Wall-clock time of the command, seconds.
     seconds: f64,
-    /// Exit status: the command's.
+    /// Exit status of the command.
     exit_code: u8,
-    /// Memory of all its processes, bytes.
+    /// Memory that all its processes may use, bytes.
     memory_limit: u64,
-    /// Most that they were seen to have at a time, bytes.
+    /// Peak of the memory that they used together, bytes.
     memory_peak: u64,
-    /// `userfaultfd`; `userfaultfd-copies` before Linux 6.8; or where it is denied `guards`, or
-    /// `protection`.
+    /// `userfaultfd`; `userfaultfd-copies` before Linux 6.8; where userfaultfd is denied, `guards`
+    /// or `protection`.
     faults_by: &'static str,
     #[serde(skip)]
     slower: Option<&'static str>,
-    /// Programs whose memory was kept small, and that could not be.
+    /// Programs whose memory was kept small, and programs whose memory could not be.
     programs: u64,
     programs_left_alone: u64,
-    /// Those of the latter that were seen, and parts of the others' memory, with the reasons.
+    /// The programs left alone that were seen, and parts of other programs' memory, with the
+    /// reasons.
     left_alone: Vec<Alone>,
-    /// Faults that were served, and pages that were compressed, up to some 50 ms before each
-    /// process ended.
+    /// Faults that were served, and pages that were compressed. Of each process its last 50 ms or
+    /// so are missing.
     faults: u64,
     stores: u64,
-    /// Most bytes that all pools took, as sampled five times a second.
+    /// Peak of the bytes of all pools, sampled five times a second.
     pool_peak: u64,
-    /// Pages to one byte of pool at that time.
+    /// Bytes of pages for one byte of pool at that time.
     ratio: f64,
-    /// The reason for a peak that is beyond the limit, and is not explained by `left_alone`.
+    /// The reason for a peak above the limit that `left_alone` does not explain.
     beyond: Option<Beyond>,
     /// The store in another machine's memory, if there is one.
     remote: Option<AtStore>,
@@ -285,7 +287,7 @@ impl InProcessReport {
     }
 }
 
-/// The largest values seen of figures that come and go.
+/// The peaks of figures that rise and fall.
 #[derive(Default)]
 struct Peak {
     pool: u64,
@@ -293,13 +295,13 @@ struct Peak {
     beyond: Beyond,
     /// Bytes at the store, if there is one.
     remote: Option<u64>,
-    /// How far the oldest are favoured, and the faults of all, when they were last counted.
+    /// How much the oldest processes are favoured, and the count of all faults at the last look.
     favour: Favour,
     faults: u64,
 }
 
 impl Peak {
-    /// Looks once more.
+    /// Reads the figures of all processes.
     fn update(&mut self, table: &Table, seconds: f64, live: &Live) {
         table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
         let members: Vec<_> = table.members().collect();
@@ -329,7 +331,7 @@ impl Peak {
 }
 
 impl Peak {
-    /// Favours the oldest processes as far as all thrash.
+    /// Favours the oldest processes by as much as all of them thrash.
     fn favour_oldest(&mut self, table: &Table, faults: u64) {
         let since = faults - std::mem::replace(&mut self.faults, faults);
         let cpus = cpu::allowed() as u64;
@@ -339,7 +341,8 @@ impl Peak {
     }
 }
 
-/// Keeps the settings of a run where its processes find them. Error: one that is too long.
+/// Writes the settings of a run into the file that its processes share. Error: a setting is too
+/// long.
 fn keep_settings(
     arguments: &RunArguments,
     backing: Option<(PathBuf, u64)>,
@@ -373,7 +376,7 @@ fn keep_settings(
     Ok(())
 }
 
-/// Has a command load the library, and the library find the memory that its processes share.
+/// Sets the environment so that a command loads the library, and the library finds the shared file.
 fn preload(file: &TreeFile, library: PathBuf, command: &mut Command) {
     command.env("UZSWAP_TREE", &file.path);
     let others = env::var_os("LD_PRELOAD").unwrap_or_default();
@@ -384,14 +387,14 @@ fn preload(file: &TreeFile, library: PathBuf, command: &mut Command) {
         preload.push(":");
         preload.push(others);
     }
-    // A program that was built with it refuses to start behind any library that is preloaded.
+    // A program built with AddressSanitizer refuses to start after a preloaded library.
     let mut sanitizer = env::var_os("ASAN_OPTIONS").unwrap_or_default();
     sanitizer.push(if sanitizer.is_empty() { "" } else { ":" });
     sanitizer.push("verify_asan_link_order=0");
     command.env("ASAN_OPTIONS", sanitizer).env("LD_PRELOAD", preload);
 }
 
-/// The options that only the swap device has.
+/// Refuses the options that only the swap device has.
 fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     let cache = &arguments.cache;
     let given = [
@@ -413,7 +416,7 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     }
 }
 
-/// The folder in which each process keeps pages, and how many bytes at most; `None` for none.
+/// The folder in which each process keeps pages, and the most bytes there; `None` for no backing.
 fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> {
     let (given, _) = options::places(&arguments.cache.backing);
     let given = given.as_deref();
@@ -431,7 +434,7 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
     };
     match Pager::check_unnamed_backing(&folder) {
         Ok(()) => Ok(Some((folder, bytes))),
-        // Nobody asked for it.
+        // Nobody asked for a backing.
         Err(_) if given.is_none() => Ok(None),
         Err(error) => Err(Failure::new(format!(
             "--backing {}: {error}; name a folder on a disk that you may write",
@@ -440,7 +443,7 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
     }
 }
 
-/// The store, which answers now. A forked process must be able to have all pages on a disk.
+/// The store, if it answers now. A forked process must be able to have all pages on a disk.
 fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Failure> {
     let Some(address) = options::store(&arguments.cache)? else { return Ok(None) };
     if !has_disk {
@@ -456,8 +459,8 @@ fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Fa
 /// Without `--backing`, a process has room on the disk for sixteen times the memory.
 const PARTS: u64 = 32;
 
-/// The library, with the one that it loads: beside this program, or where packages put it. Error:
-/// the place where they should be, and the remedy.
+/// The path of the library, which must have the agent beside it: next to this program, or where
+/// packages put it. Error: the places that were tried, and the remedy.
 pub fn library() -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
@@ -473,7 +476,7 @@ pub fn library() -> Result<PathBuf, String> {
     })
 }
 
-/// Begins it, if it is wanted and there is something to control.
+/// Starts load control, if it is wanted and the processes share a file.
 fn start_load_control(
     arguments: &RunArguments,
     file: Option<&TreeFile>,
@@ -486,13 +489,13 @@ fn start_load_control(
     })
 }
 
-/// Every so many looks, the run searches for processes that are left alone: once a second.
+/// The run searches once a second, at every fifth look, for processes that are left alone.
 const LOOKS: u32 = 5;
 
-/// The work while the command runs.
+/// The state of a run while the command runs.
 struct CommandWatch {
     load: Option<LoadControl>,
-    /// Its acts.
+    /// The acts of load control, once it has ended.
     suspensions: Option<Suspensions>,
     peak: Peak,
     left_alone: LeftAlone,
@@ -507,7 +510,7 @@ impl CommandWatch {
         }
     }
 
-    /// Waits for the command, passing signals on, and looks five times a second.
+    /// Waits for the command, passes signals on, and looks at the figures five times a second.
     fn wait(
         &mut self,
         pid: i32,
@@ -520,10 +523,10 @@ impl CommandWatch {
             match events.receiver.recv_timeout(supervise::TICK) {
                 Ok(Event::CommandEnded(status)) => return Ok(status),
                 Ok(Event::Signal { signal, from_terminal }) => {
-                    // A suspended process would not receive it.
+                    // A suspended process would not handle the signal.
                     self.end_load_control();
                     if interrupts.pass_on(pid, signal, from_terminal) {
-                        // An error: it has just ended.
+                        // An error: the process has just ended.
                         process::tree(pid).into_iter().for_each(|one| {
                             let _ = process::kill(one, libc::SIGKILL);
                         });
@@ -533,7 +536,7 @@ impl CommandWatch {
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(table) = table {
                         self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
-                        // It takes longer: each process is looked at.
+                        // Once a second: this looks at each process.
                         if looks.is_multiple_of(LOOKS) {
                             self.numbers.look(table);
                             table.forget(|process| process::has_ended(process as i32));

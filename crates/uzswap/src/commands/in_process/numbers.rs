@@ -1,18 +1,18 @@
 //! Numbers of processes that have PID namespaces of their own, as this process sees them.
 //!
-//! A sandbox numbers its processes anew. The tree has them by these numbers, and everything here
-//! needs ours.
+//! A sandbox numbers its processes anew. The tree has them by the sandbox's numbers, but everything
+//! here needs the numbers of our own namespace.
 
 use std::collections::BTreeMap;
 use uzswap_sys::pid_namespace;
 use uzswap_tree::{Name, Table};
 
-/// The numbers that were seen, also of processes that have ended.
+/// The numbers seen so far, those of ended processes too.
 #[derive(Debug, Default)]
 pub struct Numbers(BTreeMap<Name, u32>);
 
 impl Numbers {
-    /// Looks where the processes of the tree are that have others.
+    /// Learns the numbers of the tree's processes in other namespaces.
     pub fn look(&mut self, table: &Table) {
         if !table.has_foreign() {
             return;
@@ -25,7 +25,7 @@ impl Numbers {
         self.0.extend(members.filter_map(|one| found.get_key_value(&one.name)));
     }
 
-    /// The number of a process here; where it was never seen, its own.
+    /// The number of a process in our namespace. For a process that was never seen, the sandbox's.
     pub fn of(&self, name: Name) -> u32 {
         self.0.get(&name).copied().unwrap_or(name.number())
     }

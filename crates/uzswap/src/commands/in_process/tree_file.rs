@@ -1,4 +1,5 @@
-//! The file that the processes of a run share: where it is made and found, and when one is stale.
+//! The file that the processes of a run share: where a run makes it, where others find it, and when
+//! it is stale.
 
 use std::env;
 use std::fs::{self, File, Metadata};
@@ -9,8 +10,8 @@ use uzswap_region::Means;
 use uzswap_sys::{pid_namespace, process};
 use uzswap_tree::{Table, Tree};
 
-/// Where files that processes share are, in order of preference. Some containers have no /dev/shm,
-/// and `su` may leave the first one of another user.
+/// The folders for shared files, in order of preference. Some containers have no /dev/shm. After
+/// `su`, XDG_RUNTIME_DIR may name another user's folder.
 fn folders() -> Vec<PathBuf> {
     let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     own.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from)).collect()
@@ -19,7 +20,7 @@ fn folders() -> Vec<PathBuf> {
 /// The prefix of the files' names; the number of the run follows.
 const PREFIX: &str = "uzswap-";
 
-/// The files by the numbers of their runs.
+/// The files, with the numbers of their runs.
 fn files() -> impl Iterator<Item = (u32, PathBuf)> {
     let entries = folders().into_iter().filter_map(|folder| fs::read_dir(folder).ok());
     entries.flatten().flatten().filter_map(|entry| {
@@ -28,25 +29,25 @@ fn files() -> impl Iterator<Item = (u32, PathBuf)> {
     })
 }
 
-/// The runs whose files this user may read, by their numbers. One that was killed is among them
-/// while a process of it lives.
+/// The runs whose files this user may read, with their numbers. A killed run counts as long as one
+/// of its processes lives.
 pub fn running() -> Vec<(u32, Tree, PathBuf)> {
     let all = files().filter_map(|(run, path)| Some((run, Tree::look(&path).ok()?, path)));
     all.filter(|(_, tree, path)| is_in_use(tree.table()) || is_locked(path)).collect()
 }
 
-/// True if the run, or a process of it, lives. One that nobody waits for exists beyond its end.
+/// True if the run or one of its processes lives. A zombie counts as ended.
 fn is_in_use(table: &Table) -> bool {
     table.is_in_use(|process| process::has_ended(process as i32))
 }
 
-/// True for the file of a run in another PID namespace, where its processes have numbers that say
-/// nothing here.
+/// True for the file of a run in another PID namespace. The numbers of its processes have no
+/// meaning here, but its lock is seen.
 fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| file.try_lock().is_err())
 }
 
-/// Removes the files of runs that were killed, and of whose processes none is left.
+/// Removes the files of killed runs of which no process is left.
 fn remove_stale() {
     for (_, path) in files() {
         let is_used = match Tree::look(&path) {
@@ -54,13 +55,13 @@ fn remove_stale() {
             Err(_) => !is_abandoned(&path),
         };
         if !is_used && !is_locked(&path) {
-            // Another user's, or somebody was faster.
+            // An error: the file is another user's, or another process has removed it.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// A run completes its file within moments, if it is not killed before.
+/// A run that is not killed completes its file within moments.
 const MOMENTS: Duration = Duration::from_secs(60);
 
 /// True if a file was made by a run that was killed before it wrote into it.
@@ -74,14 +75,14 @@ fn is_abandoned(path: &Path) -> bool {
 /// The file that the processes share; removed at the end.
 pub struct TreeFile {
     pub path: PathBuf,
-    /// Locked while the run lives, for processes that see the file but not the run's processes.
+    /// Locked while the run lives, for processes that do not see the run's processes.
     _lock: File,
     pub tree: Tree,
     pub means: Means,
 }
 
 impl TreeFile {
-    /// Error: no folder takes one, with the reason of each.
+    /// Error: no folder takes a file, with the reason of each.
     pub fn create(memory: u64, means: Means) -> Result<Self, String> {
         remove_stale();
         let mut reasons = Vec::new();
@@ -104,7 +105,7 @@ impl TreeFile {
 
 impl Drop for TreeFile {
     fn drop(&mut self) {
-        // Somebody has removed it: nothing is left.
+        // An error: somebody has removed the file.
         let _ = fs::remove_file(&self.path);
     }
 }

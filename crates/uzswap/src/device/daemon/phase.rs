@@ -1,8 +1,9 @@
-//! Where the daemon is between its beginning and its end: **the one place** where that changes.
+//! The phases of the daemon from its beginning to its end. **This is the only place** that changes
+//! them.
 //!
-//! It has the memory that outlives it, so it neither ends nor closes anything while the kernel may
-//! ask for a page. It does so in its last phase alone. The kernel's list of areas decides when that
-//! begins.
+//! The daemon has the memory that outlives it. So it neither ends nor closes anything while the
+//! kernel may ask for a page. It does so in its last phase alone, and the kernel's list of areas
+//! decides when that phase begins.
 
 use crate::device::phase::Phased;
 use crate::device::wire::Order;
@@ -15,27 +16,27 @@ pub enum Phase {
     Starting,
     /// It answers requests.
     Serving,
-    /// It could not go on with the memory of another daemon, has it, and waits to be told to try
-    /// again.
+    /// It failed to take over another daemon's memory. It keeps that memory and waits for the order
+    /// to try again.
     Unable,
-    /// Nobody needs it any more.
+    /// No process needs it any more.
     Ending,
 }
 
 use Phase::{Ending, Serving, Starting, Unable};
 
-/// The acts that are not always permitted.
+/// The acts that only some phases permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
     /// It makes a block device.
     MakeDevice,
-    /// Devices that no area is on are forgotten.
+    /// It forgets the devices on which no area is.
     Settle,
-    /// It says how much more it can take.
+    /// It reports how much more the cache can take.
     TellRoom,
-    /// It executes another program in its place, which begins with the first phase.
+    /// It executes another program in its place, whose first phase begins.
     Become,
-    /// It starts another keeper, since its own is gone.
+    /// It starts another keeper, since its keeper is gone.
     StartKeeper,
     /// It closes everything, and ends.
     Close,
@@ -90,7 +91,7 @@ impl Heard {
 }
 
 impl Phase {
-    /// The phase after the start. `takes_over`: another daemon was before this one.
+    /// The phase after the start. `takes_over`: a daemon served before this one.
     pub fn started(&mut self, is_able: bool, takes_over: bool) {
         self.become_next(match (is_able, takes_over) {
             (true, _) => Serving,
@@ -99,9 +100,9 @@ impl Phase {
         });
     }
 
-    /// The act that a message asks for; `None` where this phase does not permit it. Told to end, it
-    /// comes to its last phase, unless the kernel lists one of its devices: then the kernel may ask
-    /// for any page.
+    /// The act that a message asks for; `None` if this phase does not permit it. The order to end
+    /// begins the last phase, unless the kernel lists one of the daemon's devices: it may ask for
+    /// any page then.
     pub fn hear(&mut self, heard: Heard, is_listed: impl FnOnce() -> bool) -> Option<Act> {
         let act = match heard {
             Heard::End if is_listed() => return None,
@@ -137,7 +138,7 @@ mod tests {
         assert!(all::<Phase>().all(|phase| phase.may(Close) == (phase == Ending)));
     }
 
-    /// It ended at each of these orders once, and the memory that it has with it.
+    /// Once, each of these orders ended the daemon, and its memory was lost.
     #[test]
     fn a_daemon_that_does_not_serve_stays_whatever_it_is_told() {
         let mut phase = Starting;
