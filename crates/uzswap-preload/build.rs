@@ -14,7 +14,7 @@ fn main() {
         // One mapping for code and constants, one for variables: each further mapping takes the
         // kernel two microseconds, and a fork one more.
         "-Wl,-z,noseparate-code",
-        // A read-only part would be a page of its own, and another call.
+        // A read-only part would be a page of its own, and another system call.
         "-Wl,-z,norelro",
         "-Wl,-z,defs",
         "-Wl,--build-id=none",
@@ -33,8 +33,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
 }
 
-/// Links the compiler's unwinder statically, as far as it is called, which is nowhere. Rust asks
-/// for it as a library that programs in C do not load.
+/// Links the compiler's unwinder statically. Nothing calls it, so the linker takes no code of it.
+/// Rust would ask for a shared library, which programs in C do not load.
 fn leave_out_unwinder() {
     let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
     // The linker finds this script in place of the library.

@@ -1,8 +1,8 @@
 //! The memory of the process.
 //!
-//! The kernel tells it by a file. The first read in a process costs 30 to 40 microseconds, as much
-//! as the rest of this library. Most programs that have asked for 4 MiB have freed most of it; a
-//! small heap of the C library shows that for free.
+//! The kernel tells it in `/proc/thread-self/statm`. The first read of that file in a process costs
+//! 30 to 40 microseconds, as much as the rest of this library. Most programs that have asked for 4
+//! MiB have freed most of it; a small heap of the C library shows that for free.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -35,7 +35,8 @@ pub fn add_large(bytes: usize) {
     LARGE_BYTES.fetch_add(bytes, Relaxed);
 }
 
-/// True if the process is certainly too small to measure. Other threads have heaps of their own.
+/// True if the process is certainly too small to measure. Only the first thread is judged: other
+/// threads have heaps of their own.
 pub fn is_small(front: &Front) -> bool {
     // SAFETY: takes nothing.
     let is_first = unsafe { libc::pthread_self() } as usize == front.first_thread;
@@ -61,9 +62,9 @@ pub struct MemoryUse {
 pub fn memory() -> MemoryUse {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
-    // SAFETY: a name; the content and the description fit in the given places. Another thread of
-    // the program may close all descriptors and open a file of its own meanwhile: `pread` leaves
-    // that file where it is, and it is not closed.
+    // SAFETY: a name; the content and the description fit in the given places. Meanwhile another
+    // thread of the program may close all descriptors, and open a file of its own by this number.
+    // `pread` does not move that file's position, and `fstatfs` keeps us from closing it.
     let read = unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let file = libc::open(c"/proc/thread-self/statm".as_ptr(), flags);

@@ -1,7 +1,7 @@
 //! Functions that override the C library's by name: the allocator, to count a program's memory,
 //! forks, and signals. After the takeover the agent sees all other calls, from any caller.
 //!
-//! SIGBUS and SIGILL are never blocked, and a program's handlers of them get the signals that are
+//! SIGBUS and SIGILL are never blocked. The program's handlers get those of these signals that are
 //! not ours.
 
 use crate::loading::{self, hooks};
@@ -92,8 +92,9 @@ unsafe extern "C" {
     static _end: u8;
 }
 
-/// A function that the program would use without us, which may be its own (of jemalloc's allocator,
-/// or a sanitizer's): memory from one goes back to the same. 0: not looked up yet.
+/// The function that the program would use without us. It may be the program's own (jemalloc's, or
+/// a sanitizer's), and a block must go back to the allocator that it came from. 0: not looked up
+/// yet.
 struct Next {
     name: &'static CStr,
     function: AtomicUsize,
@@ -108,8 +109,8 @@ static MEMALIGN: Next = Next { name: c"memalign", function: AtomicUsize::new(0) 
 static FORK: Next = Next { name: c"fork", function: AtomicUsize::new(0) };
 
 impl Next {
-    /// Its address; the C library's where there is no other. 0 if the search for it, or for another
-    /// one, asks for memory itself.
+    /// The function's address, or `of_libc` if there is no other. 0 while this thread searches for
+    /// a function: the search itself asks for memory.
     fn get(&self, of_libc: usize) -> usize {
         match self.function.load(Relaxed) {
             0 => self.look_up(of_libc),
@@ -118,7 +119,7 @@ impl Next {
     }
 
     /// Before glibc 2.34 `dlsym` calls `calloc`, once in each thread, for a buffer. We do not know
-    /// then which allocator would free it. Without memory `dlsym` uses a buffer of its own.
+    /// then which allocator would free it. If `calloc` fails, `dlsym` uses a buffer of its own.
     #[cold]
     fn look_up(&self, of_libc: usize) -> usize {
         if thread_locals::is_searching() {
@@ -141,7 +142,7 @@ fn refuse() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// True if the program, or one of its libraries, has an allocator.
+/// True if the program, or one of its libraries, has an allocator of its own.
 pub fn has_own_allocator() -> bool {
     let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
     // SAFETY: a name; nothing is called.
@@ -233,13 +234,13 @@ unsafe fn align(next: &Next, alignment: usize, bytes: usize) -> *mut c_void {
 unsafe extern "C" fn fork() -> libc::pid_t {
     let of_libc = __fork as Fork as usize;
     let next = FORK.get(of_libc);
-    // A signal's handler that forks has interrupted the search.
+    // Zero if a signal handler that forks has interrupted the search.
     let next = if next == 0 { of_libc } else { next };
     // SAFETY: a function of this form, by its name.
     unsafe { loading::fork(std::mem::transmute::<usize, Fork>(next)) }
 }
 
-/// The kernel permits some of it to a program of one thread, and counts the agent's.
+/// The kernel permits some flags only to a process with one thread, and counts the agent's threads.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     // SAFETY: given a number.
@@ -314,7 +315,7 @@ unsafe fn stat_at(folder: c_int, path: *const c_char, status: *mut stat, flags: 
     // SAFETY: the caller's arguments; the functions have these forms, by their names.
     unsafe {
         let result = match FSTATAT.get(0) {
-            // Before glibc 2.33 there is none.
+            // Before glibc 2.33 there is no `fstatat`.
             0 => {
                 let arguments = [folder as u64, path as u64, status as u64, flags as u64, 0, 0];
                 answer(raw(libc::SYS_newfstatat, arguments)) as c_int
@@ -335,10 +336,10 @@ macro_rules! stat_at {
     )*};
 }
 
-// The second is its name for large files.
+// The second name is that for large files.
 stat_at! { fstatat fstatat64 }
 
-/// The same, of programs that were built for glibc before 2.33.
+/// The same function for programs that were built for glibc before 2.33.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __fxstatat64(
     version: c_int,
@@ -359,12 +360,13 @@ unsafe extern "C" fn __fxstatat64(
     }
 }
 
-/// Takes our threads out of the answer for the folder of a process's own threads; the result.
+/// Subtracts our threads from the link count, if the path is the folder of the process's own
+/// threads. Returns the result.
 ///
 /// # Safety
 /// The result is the answer for this path, with this status.
 unsafe fn without_our_threads(result: c_int, path: *const c_char, status: *mut stat) -> c_int {
-    // Milliseconds: a thread that loads the agent is ours, too.
+    // Milliseconds to wait for a thread that loads the agent: that thread is ours, too.
     const PATIENCE: u32 = 2000;
     if result == 0 && !path.is_null() && front().is_some() {
         // SAFETY: the path was read, and the status written.
@@ -384,8 +386,8 @@ unsafe fn without_our_threads(result: c_int, path: *const c_char, status: *mut s
 /// `PR_SET_SYSCALL_USER_DISPATCH`: calls of ours would become signals of the program's.
 const SET_DISPATCH: c_int = 59;
 
-/// Makes a call by which a program may permit itself few of them from then on, and has this library
-/// know it before.
+/// Makes a system call by which the program may restrict its later ones (seccomp), and notes that
+/// first.
 ///
 /// # Safety
 /// As of the call.
@@ -395,7 +397,7 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
         libc::SYS_prctl => {
             matches!(first as c_int, libc::PR_SET_SECCOMP | SET_DISPATCH) && second != 0
         }
-        // Strict, or by a program; without one it is a question.
+        // Strict mode, or a filter program; without a program the call is a question.
         libc::SYS_seccomp => first == 0 && second == 0 || first == 1 && third != 0,
         _ => false,
     };
@@ -411,12 +413,12 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl(operation: c_int, a: u64, b: u64, c: u64, d: u64) -> c_int {
-    // SAFETY: the caller's arguments; those that it has not given, nobody looks at.
+    // SAFETY: the caller's arguments; the kernel reads none that the caller has not given.
     unsafe { make(libc::SYS_prctl, [operation as u64, a, b, c, d, 0]) as c_int }
 }
 
-/// The agent must know of memory that a device uses before it takes the program over, and is loaded
-/// for it. After the takeover it sees the call itself.
+/// The agent must know the memory that a device uses before it takes the program over, so such a
+/// call loads the agent. After the takeover the agent sees the call itself.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(file: c_int, number: c_ulong, argument: u64) -> c_int {
     if devices::hands_over(number as u32) && front().is_some() && !crate::is_filtered() {
@@ -442,8 +444,8 @@ unsafe extern "C" fn syscall(
         return unsafe { map([a, b, c, d, e, f]) } as c_long;
     }
     if number == libc::SYS_io_uring_setup && front().is_some() {
-        // By a ring the kernel uses memory at any time. A program that has one is left alone, and
-        // libraries that try at each start (libuv: Node, uvloop) do without.
+        // Through a ring the kernel uses memory at any time, so a program with a ring is left
+        // alone. Libraries that try a ring at each start (libuv: Node, uvloop) work without one.
         return answer(-c_long::from(libc::ENOSYS));
     }
     // SAFETY: as above.
@@ -464,8 +466,8 @@ unsafe extern "C" fn mmap(
     unsafe { map([at as u64, bytes as u64, protection, flags, file, offset as u64]) }
 }
 
-/// `mmap`, under whichever name: the program may have a function of its own by that one, which
-/// comes here by `syscall`, as those of allocators do.
+/// `mmap`, by any of its names. A program's own function by such a name, as allocators have, gets
+/// here through `syscall`.
 ///
 /// # Safety
 /// As of the call.
@@ -487,7 +489,7 @@ unsafe fn map(arguments: [u64; 6]) -> *mut c_void {
     }
     let mut arguments = arguments;
     if is_counted {
-        // All at once it might exceed the budget.
+        // Populated at once, the mapping might exceed the budget.
         arguments[3] &= !(libc::MAP_POPULATE as u64);
     }
     // SAFETY: the arguments are the caller's.

@@ -2,11 +2,12 @@
 //!
 //! A library of the program's may have functions by these names (fakechroot, libfaketime). They
 //! would open another file than ours, tell another time, or ask for memory while we count it. So
-//! the linker puts these in their places (build.rs).
+//! the linker replaces them by the functions of this file (build.rs).
 
 use crate::interposed::{answer, raw};
 
-/// Functions with the kernel's own arguments, up to five. Of fewer, the kernel looks at no others.
+/// Functions with the kernel's own arguments, up to five. The kernel reads no argument beyond those
+/// of the call.
 macro_rules! calls {
     ($($function:ident = $number:ident;)*) => {$(
         #[unsafe(no_mangle)]
@@ -25,7 +26,7 @@ calls! {
     __wrap_pread = SYS_pread64;
 }
 
-/// As the C library opens files: a filter (seccomp) may permit that call alone.
+/// By `openat`, as the C library opens files: a filter (seccomp) may permit that call alone.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_open(path: u64, flags: u64, mode: u64) -> i64 {
     let folder = libc::AT_FDCWD as u64;

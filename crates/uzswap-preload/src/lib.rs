@@ -8,14 +8,14 @@
 //! 12 MiB       a thread loads the agent, and watches from then on              (loading)
 //! then         the agent is asked
 //! ```
-//! A program with an allocator of its own loads the agent at the start, once a child has tried
-//! (trial).
+//! A program with an allocator of its own loads the agent at the start, after a child process has
+//! tried that (trial).
 //!
-//! Most programs of a build stay below that, and there are thousands of them. So this library is
-//! small. A start of a program costs pages that the dynamic linker writes, mappings, and pages of
-//! code. It uses only inlined parts of the standard library: no panic, no formatting, no
-//! allocation. Until 12 MiB the process has no thread of ours: some calls (`setuid`, `unshare`)
-//! need a process with one thread.
+//! Most programs of a build stay below 12 MiB, and there are thousands of them. So this library is
+//! small. Its cost at a program's start is the pages that the dynamic linker writes, the mappings,
+//! and the pages of code. It uses only inlined parts of the standard library: no panic, no
+//! formatting, no allocation. Until 12 MiB the process has no thread of ours: some calls (`setuid`,
+//! `unshare`) need a process with one thread.
 
 #![cfg(target_arch = "x86_64")]
 #![expect(
@@ -77,7 +77,7 @@ extern "C" fn begin() {
     let mut key = 0;
     // SAFETY: the key is written; the functions have the required form.
     let is_set_up = unsafe {
-        // An early key has its value in each thread's block.
+        // The first keys have their values in each thread's block.
         libc::pthread_key_create(&mut key, Some(end)) == 0
             && __register_atfork(None, None, Some(in_child), ptr::null_mut()) == 0
     };
@@ -102,7 +102,7 @@ extern "C" fn begin() {
         waits: AtomicU32::new(0),
         watcher: AtomicU64::new(0),
     };
-    // The trial is to find no front: it tells the tree nothing.
+    // The trial runs before the front is set, so that the child tells the tree nothing.
     let tried = front.has_own_allocator.then(trial::load);
     let place = PLACE.0.get().cast::<Front>();
     // SAFETY: there is one thread, and no other code has the pointer.
@@ -171,7 +171,7 @@ unsafe extern "C" {
     static program_invocation_short_name: *const libc::c_char;
 }
 
-/// Prints the reason why the program runs without the agent, and tells `run` if it can.
+/// Prints the reason why the program runs without the agent, and tells `run` if there is a tree.
 fn say(reason: &[&[u8]]) {
     if let Some(front) = front() {
         // SAFETY: a text that ends with a zero, or null, from before the program begins.
@@ -203,13 +203,13 @@ fn wait(front: &Front) {
     }
 }
 
-/// Checks the process's memory, including the block that it is about to get, and has it watched if
-/// that is large. Before that it waits for its turn, if it may.
+/// Checks the process's memory, including the `more` bytes that it is about to get. If that is
+/// large, starts watching the process. Waits for the process's turn first, if `may_wait`.
 #[cold]
 fn look(front: &Front, more: usize, may_wait: bool) {
     if front.is_forked() {
-        // By a call past the C library's `fork`, which runs no handlers.
-        // SAFETY: there is one thread of the program's since.
+        // It was forked past the C library, whose handlers have not run.
+        // SAFETY: after a fork the program has one thread.
         unsafe { in_child() };
     }
     if let Some(hooks) = loading::hooks() {
@@ -227,7 +227,8 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     if used + more_bytes < SILENT_MAX && usable.saturating_add(more_bytes) < front.late_least() {
         return;
     }
-    // A thread that asks again, while the dynamic linker is busy, does not wait again.
+    // If another call has begun to load the agent, this one does not wait: the dynamic linker may
+    // be busy.
     let is_new = loading::load_in_thread();
     if is_new
         && may_wait
@@ -237,8 +238,8 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     }
 }
 
-/// Has a program watched that reserves so many addresses that it may grow beyond its budget without
-/// a further request.
+/// Starts watching a program that reserves so many addresses that it may grow beyond its budget
+/// without a further request.
 fn reserved(bytes: usize) {
     let Some(front) = front() else { return };
     if bytes as u64 >= front.late_least() && front.waits.load(Relaxed) & FILTERED == 0 {
@@ -252,9 +253,9 @@ fn reserved(bytes: usize) {
 /// Bytes that a thread asks for between two checks of the process's memory.
 const OFTEN: usize = 4 << 20;
 
-/// Counts an allocation: a program with much memory is watched from then on, and no other. One with
-/// an allocator of its own is watched from the start. A thread with locks of the program's
-/// allocator may not wait, since starting threads allocates.
+/// Counts an allocation. A program is watched once it has much memory; one with an allocator of its
+/// own, from the start. `may_wait` is false in a thread that may have locks of the program's
+/// allocator, since starting threads allocates.
 fn asked(bytes: usize, may_wait: bool) {
     let Some(front) = front() else { return };
     let waits = front.waits.load(Relaxed);

@@ -1,8 +1,8 @@
 //! Loads the agent.
 //!
-//! The thread that asks for memory does not load it: it may be the dynamic linker, which does not
-//! load one library in the middle of another. A thread of our own waits for the linker's lock. A
-//! thread that waits for ours may have that lock, and so waits only briefly.
+//! The thread that asks for memory does not load the agent: it may be inside the dynamic linker,
+//! which does not load one library in the middle of another. A thread of our own waits for the
+//! linker's lock. A thread that waits for our thread may have that lock, so it waits only briefly.
 
 use crate::{front, masks, say, thread};
 use libc::{c_char, c_int, c_void};
@@ -23,13 +23,14 @@ const PATIENCE: u32 = 100;
 
 /// Not tried yet.
 const NOT_LOADED: u32 = 0;
-/// A thread loads it.
+/// A thread loads the agent.
 const LOADING: u32 = 1;
-/// It was tried, and is not tried again.
+/// Loading has ended, well or not, and is not tried again.
 const ENDED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_LOADED);
-/// Threads that fork: in a child the dynamic linker would be in the middle of loading for ever.
+/// Threads that are forking: in a child that is forked during loading, the dynamic linker would
+/// never finish.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The agent's hooks; null where it is not loaded.
 static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
@@ -40,7 +41,7 @@ pub fn hooks() -> Option<&'static Hooks> {
     unsafe { HOOKS.load(Acquire).as_ref() }
 }
 
-/// Loads the agent in the calling thread, which is not the dynamic linker's.
+/// Loads the agent in the calling thread, which must not be inside the dynamic linker.
 pub fn load_now() -> Option<&'static Hooks> {
     match STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst) {
         Ok(_) => load(open),
@@ -54,7 +55,7 @@ pub fn await_loaded(patience: u32) -> Option<&'static Hooks> {
     hooks()
 }
 
-/// The agent's hooks, once it is loaded if another thread loads it.
+/// The agent's hooks. If another thread loads the agent, waits for that.
 pub fn await_hooks() -> Option<&'static Hooks> {
     await_loaded(PATIENCE)
 }
@@ -65,13 +66,14 @@ pub fn pause() {
     let _ = rustix::thread::nanosleep(&millisecond);
 }
 
-/// Starts a thread that loads the agent and then watches. `false`: that was done before.
+/// Starts a thread that loads the agent and then watches. `false`: loading had begun already.
 pub fn load_in_thread() -> bool {
     if STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst).is_err() {
         return false;
     }
     // SAFETY: the written structures were made for it, and the function has the required form. The
-    // program's threads take the program's signals; those of faults are our own.
+    // new thread blocks the program's signals, so that the program's threads take them; the signals
+    // of faults are our own.
     let is_started = unsafe {
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -110,7 +112,7 @@ fn load(open: fn() -> *const Hooks) -> Option<&'static Hooks> {
     self::hooks()
 }
 
-/// In a fork that the agent cannot go on in: it is not asked any more.
+/// Stops using the agent in this process, and says why.
 pub fn give_up(reason: &[&[u8]]) {
     HOOKS.store(ptr::null_mut(), Release);
     STATE.store(ENDED, SeqCst);
@@ -119,7 +121,7 @@ pub fn give_up(reason: &[&[u8]]) {
 
 /// Opens the agent in a thread with a table of descriptors of its own. In the program's table the
 /// library's file would have the lowest free number, and a program that closes all its descriptors
-/// would close it while the dynamic linker reads it. In a thread with signals blocked.
+/// would close it while the dynamic linker reads it. The caller's signals are blocked.
 fn open_apart() -> *const Hooks {
     // SAFETY: the caller's thread takes no signals of the program's.
     let opened = unsafe { thread::run(open_in_own_table) };
@@ -128,8 +130,8 @@ fn open_apart() -> *const Hooks {
 
 extern "C" fn open_in_own_table(_: *mut c_void) -> *mut c_void {
     const UNSHARE: c_int = 2;
-    // SAFETY: takes numbers. The table in which it closes all but the standard streams is a new one
-    // of this thread's. Where it is refused, the thread goes on with the program's.
+    // SAFETY: takes numbers. The call closes all but the standard streams in a new table, which
+    // only this thread uses. If the kernel refuses, the thread goes on with the program's table.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, UNSHARE) };
     open().cast_mut().cast()
 }
@@ -166,7 +168,7 @@ fn open() -> *const Hooks {
     }
 }
 
-/// Loads the agent and starts a thread, in a child that ends thereafter.
+/// Loads the agent and starts a thread. Called in a child process that then ends.
 pub fn try_out() {
     open_library();
     // SAFETY: the child has no handler of signals.
@@ -194,8 +196,8 @@ fn beside_own(path: &mut [c_char]) -> bool {
     folder.saturating_add(name.len()) <= path.len()
 }
 
-/// Forks by the agent if it is loaded. Otherwise it waits while a library is being loaded, unless
-/// the loading thread waits for us.
+/// Forks through the agent if it is loaded. Otherwise waits while a thread loads the agent, unless
+/// that thread seems to wait for us.
 ///
 /// # Safety
 /// As of `next`, which is `fork`.

@@ -18,7 +18,8 @@ const GUARD: usize = 4 << 10;
 /// The work of a thread.
 pub type Body = extern "C" fn(*mut c_void) -> *mut c_void;
 
-/// Starts a thread that nobody waits for; `false`: there is none. Its stack stays.
+/// Starts a thread that is never joined. `false`: none could be started. Its stack is never
+/// unmapped.
 ///
 /// # Safety
 /// The program's signals are blocked.
@@ -26,7 +27,7 @@ pub unsafe fn start_for_good(body: Body) -> bool {
     start(body, libc::PTHREAD_CREATE_DETACHED).is_some()
 }
 
-/// Runs a thread, and waits for its end and its result; `None`: there is none.
+/// Runs a thread, and waits for its end and its result; `None`: none could be started.
 ///
 /// # Safety
 /// The program's signals are blocked.
@@ -98,10 +99,11 @@ struct GuardedStack {
 }
 
 impl GuardedStack {
-    /// For a stack of so many bytes. By the system call: the program's `mmap` counts.
+    /// For a stack of so many bytes. The system call maps it, because the program's `mmap` would
+    /// count the stack.
     fn map(bytes: usize) -> Option<Self> {
         static CHANCE: u8 = 0;
-        // As much by chance as the address of this library.
+        // As random as the address of this library.
         let chance = (&raw const CHANCE as usize / GUARD) % PLACE_UNITS;
         let wanted = ptr::without_provenance_mut(PLACE + chance * PLACE_UNIT);
         let bytes = GUARD + bytes;

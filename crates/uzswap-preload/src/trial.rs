@@ -1,9 +1,11 @@
-//! Has a child try to load the agent by the program's own allocator, as the program is loaded.
+//! Tries in a child process to load the agent with the program's own allocator, while the program
+//! is being loaded.
 //!
-//! The dynamic linker asks that allocator for memory and gives it back. It may work only from a
-//! moment in `main` on: GCL's counts blocks in tables that it has from there. Alone nobody calls it
-//! before, and such a program would end. So a child loads the agent first. It has the same memory,
-//! and this process has one thread: the same will happen here.
+//! The dynamic linker asks that allocator for memory and gives it back. The allocator may work only
+//! from some point in `main` on: GCL's counts blocks in tables that it has from there. Without us
+//! nothing calls it earlier. A program of this kind would end by our call. So a child loads the
+//! agent first. The child has the same memory, and this process has one thread, so loading the
+//! agent here goes the same way.
 
 use crate::loading;
 use libc::{c_int, c_long, pid_t};
@@ -19,8 +21,8 @@ unsafe extern "C" {
 
 /// Loads the agent, and starts a thread, in a child. An error is the reason not to do so here.
 pub fn load() -> Result<(), &'static [u8]> {
-    // No signal tells of the child's end, and only those who ask for such children wait for it. By
-    // the system call, since the C library would run its handlers of forks.
+    // The child's end raises no signal, and only a wait that asks for such children (`__WALL`)
+    // reaps it. The system call is made directly, since the C library would run its fork handlers.
     let no_signal: c_long = 0;
     // SAFETY: takes numbers and no addresses: the child goes on right here.
     let child = unsafe { libc::syscall(libc::SYS_clone, no_signal, 0, 0, 0, 0) } as pid_t;
@@ -68,8 +70,8 @@ fn has_ended_well(child: pid_t) -> bool {
     }
     // SAFETY: the child is not reaped, so the number is its own.
     unsafe { libc::syscall(libc::SYS_kill, child, libc::SIGKILL) };
-    // It ends now, however long that takes. A signal's handler may end the wait early: the child
-    // then stays listed as one that has ended.
+    // The killed child ends now, however long that takes. A signal handler may end the wait early:
+    // the child then stays a zombie.
     wait(libc::__WALL);
     false
 }

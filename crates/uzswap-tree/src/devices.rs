@@ -1,8 +1,8 @@
 //! The calls of `ioctl` by which a program hands memory to a device, or to the kernel, for use at
-//! any time. Before the take-over the preloaded library looks for them; then the agent does.
+//! any time. Before the take-over the preloaded library looks for these calls, afterwards the
+//! agent.
 
-/// A structure of 64-bit numbers that an `ioctl` is given, in which one is the address of memory
-/// and one its length, by their places.
+/// The places of an address and a length in the structure of 64-bit numbers that an `ioctl` gets.
 struct IoctlLayout {
     number: u32,
     address: u64,

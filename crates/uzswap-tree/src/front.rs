@@ -1,6 +1,6 @@
-//! The interface of two libraries. A program preloads a library of two pages, the *front*, which
-//! counts the program's allocations. When these are large it loads the *agent*, which does the
-//! rest.
+//! The interface between two libraries. A program preloads a library of two pages, the *front*,
+//! which counts the program's allocations. When the allocations are large, the front loads the
+//! *agent*, which does the rest.
 
 use crate::{Tree, own_number};
 use libc::{c_int, c_long, pid_t, sigaction};
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The agent's function that the front calls after loading it: a [`Begin`].
 pub const BEGIN: &CStr = c"uzswap_agent";
 
-/// Sets the agent up; returns its hooks. Null: it is of another version than the front.
+/// Sets the agent up; returns its hooks. Null: the agent is of another version than the front.
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
@@ -20,9 +20,9 @@ pub const FORM: u64 = 0x757a_6672_6f6e_0008;
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
 
-/// Stacks of the front's threads lie from here on, by chance so many units beyond it. Neither the
-/// kernel nor a program puts any mapping there by itself. The agent's mappings end before it: the
-/// chance of both is the address of their code, and one would lie in the other's way.
+/// The stacks of the front's threads lie above this address, by a random number of units. Neither
+/// the kernel nor a program puts any mapping there by itself. The agent's mappings end below it:
+/// both take their random number from the address of their code, and could otherwise collide.
 pub const PLACE: usize = 0x4f00_0000_0000;
 /// See [`PLACE`].
 pub const PLACE_UNIT: usize = 64 << 10;
@@ -34,15 +34,15 @@ pub const QUEUED_LEAST: u64 = 4 << 20;
 /// Interval in which a waiting process checks that another one would resume it.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The program is being taken over: a thread that asks for memory waits for that.
+/// The program is being taken over: a thread that asks for memory waits until that is done.
 pub const TAKING: u32 = 1;
 /// The program must wait for its turn before it gets more.
 pub const QUEUED: u32 = 2;
 /// The process was forked, and has none of our threads yet.
 pub const BARE: u32 = 8;
-/// The program permits itself few system calls (seccomp): this library makes none for it.
+/// The program has restricted its system calls (seccomp): this library makes none in it.
 pub const FILTERED: u32 = 16;
-/// It has been told to wait, which happens once.
+/// The program has been told to wait. That happens only once.
 const HAS_QUEUED: u32 = 4;
 
 /// The state and functions of the front.
@@ -55,23 +55,24 @@ pub struct Front {
     pub tree: Tree,
     /// The block of the program's first thread.
     pub first_thread: usize,
-    /// From each thread's block to the agent's space in it, which is zeros at first.
+    /// The distance from a thread's block to the agent's space, which is zeros at first.
     pub room: isize,
     /// Bytes of that space.
     pub room_bytes: usize,
-    /// The key of values that [`Hooks::end`] gets as their threads end.
+    /// The pthread key whose value [`Hooks::end`] gets when a thread ends.
     pub key: libc::pthread_key_t,
     /// Faults come by SIGSEGV, because userfaultfd is denied.
     pub protects: bool,
-    /// The program has an allocator of its own, which the C library uses too. It may call `mmap`
-    /// with its locks held, where no thread can be started: that takes memory of it.
+    /// True if the program has an allocator of its own, which the C library uses too. That
+    /// allocator may call `mmap` with its locks held. No thread can be started there, since
+    /// starting one allocates.
     pub has_own_allocator: bool,
-    /// The process that the program began as, or was forked as.
+    /// This process's number. In a child forked past the C library it is still the parent's.
     pub process: AtomicU32,
     /// Reasons why a thread that asks for memory waits: [`TAKING`], [`QUEUED`].
     pub waits: AtomicU32,
-    /// The last thread that watched, or loads the agent in order to: its process and its number, in
-    /// 32 bits each. It may have ended.
+    /// The last thread that watched, or that loads the agent to watch: its process and its thread
+    /// number, in 32 bits each. The thread may have ended.
     pub watcher: AtomicU64,
 }
 
@@ -79,17 +80,18 @@ pub struct Front {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Hooks {
-    /// Checks the process's memory, when it is about to get `more`.
+    /// Checks the process's memory before the process gets `more` bytes.
     pub look: extern "C" fn(more: usize, may_wait: bool),
-    /// Waits, with [`Front::waits`].
+    /// Waits for the reasons in [`Front::waits`].
     pub wait: extern "C" fn(),
-    /// The body of the watching thread; it returns where there is nothing to watch.
+    /// The body of the watching thread. It returns if there is nothing to watch.
     pub watch: extern "C" fn(),
     /// Starts such a thread.
     pub start_watching: extern "C" fn(),
     /// Forks by the function that the program would use without the front.
     pub fork: unsafe extern "C" fn(next: Fork) -> pid_t,
-    /// In each fork, as the C library's handlers run there. `false`: it is to be left alone.
+    /// Runs in each forked child, among the C library's fork handlers. `false`: the child is left
+    /// alone.
     pub in_child: extern "C" fn() -> bool,
     /// `sigaction`.
     pub sigaction: unsafe extern "C" fn(c_int, *const sigaction, *mut sigaction) -> c_int,
@@ -97,8 +99,8 @@ pub struct Hooks {
     pub signal: unsafe extern "C" fn(c_int, usize) -> usize,
     /// System V's `signal`.
     pub sysv_signal: unsafe extern "C" fn(c_int, usize) -> usize,
-    /// Makes `unshare` or `setns`, by its number, with the kernel's answer: with one thread, if the
-    /// program has one.
+    /// Calls `unshare` or `setns`, by its number, and returns the kernel's answer. If the program
+    /// has one thread, ours end for the call.
     pub alone: extern "C" fn(c_long, u64, u64) -> c_long,
     /// How many threads the program has, without ours.
     pub threads: extern "C" fn() -> u64,
@@ -123,15 +125,15 @@ impl Front {
         self.process.load(Relaxed) != own_number()
     }
 
-    /// A program that may write so much memory without a further request is watched, however little
-    /// it has: half of all memory.
+    /// Half of the budget: a program that may write this much memory without a further request is
+    /// watched, however little it has now.
     pub fn late_least(&self) -> u64 {
         self.tree.table().total.load(Relaxed) / 2
     }
 
-    /// Makes a program with `used` bytes that asks for memory wait where processes take turns: it
-    /// would lose the memory to those whose turn it is. A program with an allocator of its own does
-    /// not wait, because it may have the allocator's locks.
+    /// If processes take turns, makes a program with `used` bytes wait before it gets memory: the
+    /// processes whose turn it is would take the memory away again. A program with an allocator of
+    /// its own does not wait, because it may have the allocator's locks.
     pub fn queue(&self, used: u64) {
         if used < QUEUED_LEAST || self.has_own_allocator {
             return;
@@ -152,7 +154,8 @@ impl Front {
         }
     }
 
-    /// Called in a fork that was not taken over: it is another process of the tree.
+    /// Called in a forked child that was not taken over: the child joins the tree as a process of
+    /// its own.
     pub fn forked(&self) {
         self.process.store(own_number(), Relaxed);
         self.tree.rejoin();

@@ -1,13 +1,14 @@
 //! One budget for a tree of processes: a file that all of them map, with a slot for each.
 //!
-//! Each process writes its memory, and reads that of the others. The first to ask gets the rest,
-//! but every process may have as much as any other that needs it. When another process needs
-//! memory, each is cut to an equal share, and to three quarters of it if another is stuck. None is
-//! cut below the memory that it needs to go on. A dead process counts nothing. Where all large
-//! processes wait for more, the one in the last slot is told that there is no hope.
+//! Each process writes its memory use into its slot, and reads that of the others. The first to ask
+//! may take all free memory, but every process may have as much as any other that needs memory.
+//! When another process needs memory, each is cut to an equal share, or to three quarters of that
+//! share if another process is stuck. No process is cut below the memory that it needs to run. A
+//! dead process's memory does not count. If all large processes wait for more memory, the one in
+//! the last slot is told that there is no hope.
 //!
-//! A new process may take its share before the others have given it back. Making it wait would keep
-//! the sum lower, but made a build of 24 compilers take twice the time.
+//! A new process may take its share before the others have given that memory back. Making the new
+//! process wait would keep the sum lower, but made a build of 24 compilers take twice the time.
 
 #![expect(unsafe_code, reason = "a file that several processes map: it holds only atomics")]
 
@@ -39,7 +40,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::time::Duration;
 use table::{ALL_IN, FORM, NO_ROOM, ProcessSlot};
 
-/// After so long without a check by the suspending process, no process is suspended.
+/// If the suspending process has made no check for this long, no process stays suspended.
 pub const LOOKS_MAX: Duration = Duration::from_secs(2);
 
 /// The table, and this process's slot in it.
@@ -48,20 +49,23 @@ pub const LOOKS_MAX: Duration = Duration::from_secs(2);
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
-    /// This process's PID namespace. 0: it is that of the tree's maker, or not known yet.
+    /// This process's PID namespace. 0: the namespace of the process that made the tree, or not
+    /// known yet.
     space: AtomicU32,
     /// The number of checks that this process has seen, and the time of the last one in
     /// milliseconds.
     looks: AtomicU32,
     looked_at: AtomicU64,
-    /// This process's time on CPUs when that was last measured, and the moment, milliseconds.
+    /// This process's CPU time at the last measurement, and the time of that measurement, in
+    /// milliseconds.
     worked: AtomicU64,
     worked_at: AtomicU64,
 }
 
 impl Tree {
-    /// Makes the file of a tree with `total` bytes, which this process watches from outside. Its
-    /// PID namespace is `space`; 0: not known. Errors: the file exists already.
+    /// Makes the file of a tree with a budget of `total` bytes. The caller watches the tree, and
+    /// takes no slot. `space` is the caller's PID namespace; 0: not known. Errors: the file exists
+    /// already.
     pub fn create(path: &Path, total: u64, space: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -70,7 +74,7 @@ impl Tree {
         tree.table.total.store(total, Relaxed);
         tree.table.space.store(space, Relaxed);
         tree.table.leader.store(own_number(), Relaxed);
-        // Last: until then no process accepts the file.
+        // Written last: a process accepts the file only with this number.
         tree.table.form.store(FORM, Release);
         Ok(tree)
     }
@@ -82,7 +86,8 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Opens the tree of a file without joining it. Errors: `EBADMSG`, another version has made it.
+    /// Opens the tree of a file without joining it. Errors: `EBADMSG`, another version has made the
+    /// file.
     pub fn look(path: &Path) -> io::Result<Self> {
         Self::at(path)?.of_this_form().map_err(io::Error::from_raw_os_error)
     }
@@ -98,14 +103,14 @@ impl Tree {
         path.into_with_c_str(|path| Ok(Self::map(path)))?.map_err(io::Error::from_raw_os_error)
     }
 
-    /// By the C library's functions: functions that check their arguments have code for a panic,
-    /// which would be most of a small library.
+    /// This calls the C library directly: functions that check their arguments have code for a
+    /// panic, which would be most of a small library.
     fn map(path: &CStr) -> Result<Self, c_int> {
         let bytes = size_of::<Table>();
         let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-        // SAFETY: the path ends with a zero; the written structure exists. It is a new mapping of a
-        // file of this size, which stays until the process ends. Its content is atomics, which any
-        // process of the tree may write.
+        // SAFETY: the path ends with a zero; the written structure exists. The mapping is new, of a
+        // file that is large enough, and stays until the process ends. Its content is atomics,
+        // which any process of the tree may write.
         unsafe {
             let file = libc::open(path.as_ptr(), flags);
             let mut status = MaybeUninit::<libc::stat>::zeroed();
@@ -137,14 +142,14 @@ impl Tree {
         self.table
     }
 
-    /// Takes a slot; in a fork, instead of the parent's. Where all are taken, this process is not
-    /// counted.
+    /// Takes a slot. In a fork, the new slot replaces the parent's. If all slots are taken, this
+    /// process is not counted.
     pub fn rejoin(&self) {
         self.rejoin_as(self.own_name());
     }
 
-    /// Learns this process's PID namespace. In another one than that of the process which made the
-    /// tree, it has another slot from then on: a process may have its number there.
+    /// Sets this process's PID namespace. If the tree was made in another namespace, this process
+    /// takes another slot: a process of that namespace may have the same number.
     pub fn settle(&self, space: u32) {
         let known = self.table.space.load(Relaxed);
         let space = if space == known || known == 0 { 0 } else { space };
@@ -167,23 +172,24 @@ impl Tree {
         self.table.members_seen_from(self.space.load(Relaxed))
     }
 
-    /// Counts this program as one that is left alone, and keeps why: the parts of a text, one after
-    /// the other, as far as there is room for them. Allocates nothing.
+    /// Counts this program as left alone, and keeps the reason: the parts of a text, one after the
+    /// other, as far as there is room. Allocates nothing.
     pub fn leave_alone(&self, text: &[&[u8]]) {
         self.table.leave_alone(self.own_name(), text);
     }
 
-    /// Keeps why a part of this program's memory, in bytes, is left alone. Of several calls with
-    /// the same text the largest part counts.
+    /// Keeps the reason why `part` bytes of this program's memory are left alone. Of several calls
+    /// with the same text the largest part counts.
     pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
         self.table.leave_part(self.own_name(), part, text);
     }
 
     fn rejoin_as(&self, name: Name) {
         let slots = self.table.used_slots();
-        // The program that this process was before `exec` has left its slot, with its memory.
+        // A program that ran in this process before `exec` may have left this slot.
         let before = slots.iter().position(|slot| slot.name() == name);
-        // A process that does not know its namespace yet may take a living one for dead.
+        // A free slot first: a process that does not know its namespace yet may take a living
+        // process for dead.
         let take = |may_judge| self.table.slots.iter().position(|slot| slot.take(name, may_judge));
         let at = before.or_else(|| take(false)).or_else(|| take(true)).unwrap_or(SLOTS);
         self.table.slots_used.fetch_max((at + 1).min(SLOTS) as u32, Relaxed);
@@ -205,8 +211,8 @@ impl Tree {
         self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0) && self.is_led()
     }
 
-    /// True if the process that would resume this one is active. It is not if it is stopped, or has
-    /// died unnoticed by its parent.
+    /// True if the process that would resume this one is active. A stopped process is not active,
+    /// nor is one that has died unnoticed by its parent.
     fn is_led(&self) -> bool {
         let (looks, now) = (self.table.looks.load(Relaxed), clock());
         if looks != self.looks.swap(looks, Relaxed) {
@@ -215,8 +221,8 @@ impl Tree {
         now < self.looked_at.load(Relaxed).saturating_add(LOOKS_MAX.as_millis() as u64)
     }
 
-    /// Reports this process's memory, and makes it wait like a suspended one if processes take
-    /// turns; true if it does.
+    /// Reports this process's memory. If processes take turns, marks this one as waiting, like a
+    /// suspended process, and returns true.
     pub fn queue(&self, used: u64) -> bool {
         let takes_turns = || self.table.takes_turns.load(SeqCst) != 0;
         let Some(slot) = self.own() else { return false };
@@ -225,7 +231,8 @@ impl Tree {
             return false;
         }
         slot.waits.store(1, SeqCst);
-        // The process that ends the turns resumes all waiting ones, and would have missed this one.
+        // The process that ends the turns resumes all waiting processes, perhaps just before this
+        // one was marked.
         let waits = takes_turns();
         if !waits {
             slot.waits.store(0, SeqCst);
@@ -233,7 +240,7 @@ impl Tree {
         waits
     }
 
-    /// Waits until this process may continue, or for so long.
+    /// Waits until this process may continue, at most for `most`.
     pub fn wait_while_suspended(&self, most: Duration) {
         if let Some(slot) = self.own() {
             // In any case the caller checks again.
@@ -242,7 +249,7 @@ impl Tree {
         }
     }
 
-    /// Adds this process's activity since its last report, and writes its pages.
+    /// Adds this process's activity since its last report to the sums, and notes its pages.
     pub fn note(&self, since: Figures) {
         self.table.faults.fetch_add(since.faults, Relaxed);
         self.table.stored.fetch_add(since.stored, Relaxed);
@@ -267,27 +274,27 @@ impl Tree {
         })
     }
 
-    /// Tells that process whether all pages are in, or there is no memory for them.
+    /// Answers that process: all pages are in, or there is no memory for them.
     pub fn answer_whole(&self, is_in: bool) {
         let answer = if is_in { ALL_IN } else { NO_ROOM };
         self.own().inspect(|slot| slot.answer.store(answer, Release));
     }
 
-    /// Has the others leave as much for this process, bytes, as it is about to need besides.
+    /// Makes the others leave `bytes` more for this process, which is about to need them.
     pub fn reserve(&self, bytes: u64) {
         if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
             slot.reserved.store(bytes, Relaxed);
         }
     }
 
-    /// Reports the bytes that this process needs to go on at all: it never has a smaller share.
+    /// Reports the bytes that this process needs to run at all. Its share is never smaller.
     pub fn need(&self, bytes: u64) {
         if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
             slot.least.store(bytes, Relaxed);
         }
     }
 
-    /// Reports this process's memory, and if it is stuck with it; returns its allowance.
+    /// Reports this process's memory, and if the process is stuck. Returns its allowance.
     pub fn allowance(&self, used: u64, is_starved: bool) -> Allowance {
         self.measure_work();
         let (own, mut least) = (self.slot.load(Relaxed), 0);
@@ -320,7 +327,8 @@ impl Tree {
             });
         }
         let theirs: u64 = others.iter().map(|other| other.used).sum();
-        // Without the small ones: a process that has just reported may be among them, too.
+        // Small processes are not added: their sum may still contain a process that has just
+        // reported.
         self.table.peak.fetch_max(theirs + used, Relaxed);
         let favour = self.table.favour.load(Relaxed);
         let is_idle = rank.is_some_and(|rank| rank.is_idle);
@@ -336,7 +344,7 @@ pub fn clock() -> u64 {
 
 pub(crate) fn milliseconds(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // By the C library, which has found the kernel's function: this library has no code for that.
+    // The C library has found the kernel's function (vDSO); this library has no code for that.
     // SAFETY: the time is written; the clock exists.
     unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
@@ -493,7 +501,7 @@ mod tests {
         inside.settle(9);
         table.forget(|one| one == 77);
         assert_eq!(number(), Some(0), "it has another slot");
-        // Where the maker does not know its own, all numbers are of one namespace.
+        // If the maker does not know its namespace, all numbers count as of one namespace.
         table.space.store(0, Relaxed);
         inside.settle(9);
         assert_eq!(number(), None);

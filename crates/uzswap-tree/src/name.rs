@@ -1,7 +1,7 @@
 //! The name of a process in a tree: its number, and the PID namespace that the number is of.
 //!
-//! A sandbox numbers its processes anew, so that several of a tree may be number 2. A number of
-//! another namespace says nothing: that process seems to be gone, or is another one.
+//! A sandbox numbers its processes anew, so that several processes of a tree may be number 2. A
+//! number of another namespace tells nothing: here no process has it, or another process.
 
 /// A process of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,13 +11,13 @@ impl Name {
     /// No process.
     pub(crate) const NONE: Self = Self(0);
 
-    /// A process by its own number, and the namespace by that of its file (`/proc/self/ns/pid`). 0:
-    /// the namespace of the process that made the tree, or not known yet.
+    /// A process by its own number. `space` is its PID namespace: the number of the file
+    /// `/proc/self/ns/pid`. 0: the namespace of the process that made the tree, or not known yet.
     pub fn new(space: u32, number: u32) -> Self {
         Self(u64::from(space) << 32 | u64::from(number))
     }
 
-    /// Its number, as it knows it.
+    /// Its number in its own namespace.
     pub fn number(self) -> u32 {
         self.0 as u32
     }
@@ -27,7 +27,7 @@ impl Name {
         (self.0 >> 32) as u32
     }
 
-    /// False if a process of this namespace sees that there is no such process.
+    /// False if a process of the namespace `space` sees that this process is gone.
     pub(crate) fn may_live(self, space: u32) -> bool {
         self != Self::NONE && (self.space() != space || exists(self.number()))
     }

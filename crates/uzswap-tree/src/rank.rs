@@ -1,32 +1,33 @@
-//! Which process of a tree is favoured before which: by its age, after those that work.
+//! The order in which the processes of a tree are favoured: working ones, then idle ones, both by
+//! age.
 
 use crate::table::ProcessSlot;
 use crate::{Table, Tree, clock, milliseconds};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The place of a process among those that are favoured: first those that work, by their age.
+/// The place of a process in that order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// It works much less than others do.
+    /// True if it works much less than others do.
     pub is_idle: bool,
-    /// The time at which it began, or was the last, milliseconds.
+    /// The time at which it began, or at which [`Table::put_last`] moved it, milliseconds.
     pub began: u64,
     /// Its slot.
     pub slot: usize,
 }
 
-/// A process is idle if another one works so many times as much, and is not any more if it is half
-/// as many.
+/// A process becomes idle if another one works this many times as much, and stays idle until that
+/// is half as many times.
 const IDLE: u64 = 16;
 
-/// True if a process is idle, by its work of late and the most that one of all does. Both are
-/// thousandths of a CPU's time.
+/// True if a process is idle. `worked` is its recent work, `most` that of the busiest process. Both
+/// are thousandths of a CPU's time.
 pub fn is_idle(was_idle: bool, worked: u64, most: u64) -> bool {
     worked * if was_idle { IDLE / 2 } else { IDLE } < most.min(1000)
 }
 
-/// Milliseconds between two measurements of a process's work, and those after which it is measured
-/// anew.
+/// Milliseconds between two measurements of a process's work. After [`WORK_FORGOTTEN`] without one,
+/// measuring begins anew.
 const WORK_EVERY: u64 = 100;
 const WORK_FORGOTTEN: u64 = 2000;
 
@@ -62,13 +63,14 @@ impl Tree {
 }
 
 impl Table {
-    /// Favours the first processes so far, on so many CPUs.
+    /// Sets how far the first processes are favoured, in parts of [`crate::share::FAVOUR`], and the
+    /// CPUs of all.
     pub fn favour(&self, parts: u64, cpus: u64) {
         self.cpus.store(cpus, Relaxed);
         self.favour.store(parts, Relaxed);
     }
 
-    /// The process whose place is the first, by its name, if there are several.
+    /// The name of the process that ranks first; `None` if there are fewer than two.
     pub fn first(&self) -> Option<u64> {
         let slots = self.used_slots().iter().enumerate();
         let mut large: Vec<_> = slots
@@ -87,8 +89,8 @@ impl Table {
 }
 
 impl ProcessSlot {
-    /// Counts its work since the last time, thousandths of a CPU's time. The last half a second
-    /// counts most.
+    /// Adds a measurement of its work, in thousandths of a CPU's time. The last half second counts
+    /// most.
     pub(crate) fn work(&self, now: u64) {
         let before = self.worked.load(Relaxed);
         let worked = if before == 0 { now } else { (before * 3 + now) / 4 };

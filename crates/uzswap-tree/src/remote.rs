@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Places of times of reads, by powers of two: as many as the engine has.
+/// Buckets of read times, by powers of two: as many as the engine has.
 pub const TIMES: usize = 27;
 const COUNTS: usize = 3 + TIMES;
 
@@ -49,7 +49,7 @@ impl RemoteSums {
         all.for_each(|(sum, count)| _ = sum.fetch_add(count, Relaxed));
     }
 
-    /// Takes over counts that only grow. Returns their growth.
+    /// Replaces the counts by `now`, which never falls. Returns their growth.
     pub fn advance(&self, now: &Remote) -> Remote {
         let mut counts = now.counts();
         for (sum, count) in self.0.iter().zip(&mut counts) {

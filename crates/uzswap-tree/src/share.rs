@@ -1,4 +1,4 @@
-//! How much a process of a tree may have: arithmetic on the figures of all.
+//! The memory that a process of a tree may have: arithmetic on the figures of all.
 
 /// Another process of the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct Other {
     pub used: u64,
     /// Bytes that it is about to need besides.
     pub reserved: u64,
-    /// Bytes that it needs to go on at all: it gives no more back.
+    /// Bytes that it needs to run at all: it never gives these back.
     pub least: u64,
     /// Its pages fit neither in its share nor on its backing.
     pub is_starved: bool,
@@ -15,7 +15,7 @@ pub struct Other {
     pub is_left_alone: bool,
     /// Its slot is behind this process's.
     pub is_behind: bool,
-    /// Its place is before this process's.
+    /// It ranks before this process.
     pub is_before: bool,
     /// It works much less than others do.
     pub is_idle: bool,
@@ -28,15 +28,16 @@ pub struct Own {
     pub least: u64,
     /// As of [`Other`].
     pub is_starved: bool,
-    /// How far those before are favoured, in [`FAVOUR`] parts.
+    /// How far the processes before it are favoured, in parts of [`FAVOUR`].
     pub favour: u64,
     /// As of [`Other`].
     pub is_idle: bool,
-    /// CPUs of all: those that work have equal parts if they are no more.
+    /// CPUs of all: if no more processes work than there are CPUs, the working ones have equal
+    /// parts.
     pub cpus: u64,
 }
 
-/// Parts of the whole favour.
+/// Full favour; 0 favours no process.
 pub const FAVOUR: u64 = 64;
 
 /// The allowance of a process.
@@ -46,20 +47,20 @@ pub struct Allowance {
     pub bytes: u64,
     /// True if another process may still give memory back.
     pub may_hope: bool,
-    /// Processes that work and are favoured before this one, which has hardly more than it needs to
-    /// go on.
+    /// Processes that work and rank before this one. Counted only at full favour, and if this
+    /// process may have hardly more than it needs to run.
     pub ahead: u64,
 }
 
-/// The share of a process of `total` bytes, beside these others. Where a process is stuck and only
-/// those that are left alone have memory, theirs does not count. They may be waiting for this one,
-/// so it goes beyond the budget rather than to wait for them, or to end. No process has less than
-/// it needs to go on: where all need more than there is, they are beyond the budget.
+/// A process's share of `total` bytes, beside these others. If the process is stuck, and no process
+/// can give memory back, the memory of those that are left alone does not count. They may be
+/// waiting for this process, so it exceeds the budget instead of waiting for them, or ending. No
+/// process has less than it needs to run: if all together need more than `total`, they exceed it.
 ///
-/// The parts are equal where no process is favoured. Otherwise each has a part of an equal one,
-/// which falls with the favour. The rest is for the first process, as far as it uses it, then for
-/// the next. Where no more processes work than there are CPUs, they share the memory that the idle
-/// ones leave equally: to slow one of them down would let a CPU idle.
+/// The shares are equal if no process is favoured. Otherwise each process keeps a part of an equal
+/// share, which is smaller the greater the favour. The first process gets the rest, as far as it
+/// uses that, then the next. If no more processes work than there are CPUs, the working ones share
+/// equally the memory that the idle ones leave: slowing one of them down would let a CPU idle.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =
@@ -80,7 +81,7 @@ fn share_beside(total: u64, own: Own, others: &[Other]) -> Allowance {
     let are_starved = others.iter().any(|other| other.is_starved);
     let part = if are_starved && !own.is_starved { less } else { equal };
     let gives = |other: &Other| match other.is_starved {
-        // It may end, if it is the last one.
+        // The starved process in the last slot may end, so one behind this process gives hope.
         true => other.is_behind,
         false => other.used > less.max(other.least) && !other.is_left_alone,
     };
@@ -96,10 +97,10 @@ fn share_beside(total: u64, own: Own, others: &[Other]) -> Allowance {
     Allowance { bytes, may_hope, ahead: others.iter().filter(is_ahead).count() as u64 }
 }
 
-/// The part of a process where the first ones are favoured, by its equal part.
+/// The part of a process if the first ones are favoured; `equal` is its part otherwise.
 fn favoured(total: u64, equal: u64, own: Own, others: &[Other]) -> u64 {
     let least = equal * FAVOUR.saturating_sub(own.favour) / FAVOUR;
-    // The use that counts of one that may be cut.
+    // The memory that counts of a process that may be cut.
     let kept = |other: &Other| {
         let kept = if other.is_left_alone { equal } else { least };
         (other.used + other.reserved).min(kept.max(other.least))
@@ -119,9 +120,8 @@ fn favoured(total: u64, equal: u64, own: Own, others: &[Other]) -> u64 {
     least.max(total.saturating_sub(claimed.sum()))
 }
 
-/// The most that one more process may have, so that none must have less than another. With it, and
-/// the others cut to as much, the budget is used up; none is cut below its least. The others are
-/// given by use and least.
+/// The equal share of one more process. If this process has that share, and the others are cut to
+/// it, but not below their least, the budget is used up. `others` holds their use and their least.
 fn level(total: u64, others: &[(u64, u64)]) -> u64 {
     let (mut left, mut others) = (total, others.to_vec());
     loop {
@@ -211,8 +211,7 @@ mod tests {
         assert_eq!(share(64, alone, &small).bytes, 31);
     }
 
-    /// The parts of processes that use so much, and need so much to go on, in the order of their
-    /// places.
+    /// The parts of processes, given in rank order by their use and their least.
     fn parts(total: u64, favour: u64, all: &[(u64, u64)]) -> Vec<u64> {
         let other = |(at, (used, least)): (usize, &(u64, u64)), of: usize| {
             (at != of).then_some(Other { used: *used, least: *least, is_before: at < of, ..OTHER })
@@ -232,7 +231,7 @@ mod tests {
         // 120 - 20 - 20, 120 - 60 - 20.
         assert_eq!(parts(120, FAVOUR / 2, &all), [80, 40, 20]);
         assert_eq!(parts(120, FAVOUR, &all), [100, 50, 10]);
-        // They have taken it: it stays so.
+        // The processes have taken their parts, which stay the same.
         assert_eq!(parts(120, FAVOUR, &[(60, 10), (50, 10), (10, 10)]), [100, 50, 10]);
         // All of them fit, once the first has ended.
         assert_eq!(parts(120, FAVOUR, &[(50, 10), (10, 10)]), [110, 70]);

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Most processes that are counted at once.
+/// The most processes that are counted at the same time.
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
@@ -19,9 +19,9 @@ pub const SILENT_MAX: u64 = 12 << 20;
 /// A process with less is not taken over, and gives nothing back: there is little to win.
 pub const MANAGED_MIN: u64 = 16 << 20;
 
-/// Programs that were left alone of which the reason is kept; later ones are only counted.
+/// Programs left alone of which the reason is kept. Later programs are only counted.
 pub const REASONS: usize = 32;
-/// Bytes of a program's name and reason, in words of eight.
+/// Words of eight bytes for a program's name and reason.
 pub(crate) const REASON_WORDS: usize = 24;
 
 /// The file's content.
@@ -39,7 +39,7 @@ pub struct Table {
     pub managed: AtomicU64,
     /// Processes that could not be taken over, in total.
     pub unmanaged: AtomicU64,
-    /// The most that all had at once, in bytes.
+    /// The most memory that all processes had at the same time, in bytes.
     pub peak: AtomicU64,
     /// Faults that were served, in total.
     pub faults: AtomicU64,
@@ -47,16 +47,16 @@ pub struct Table {
     pub stored: AtomicU64,
     /// The activity at the store in another machine's memory, in total.
     pub remote: RemoteSums,
-    /// The process that leads the others.
+    /// The process that made the tree.
     pub(crate) leader: AtomicU32,
-    /// Slots that were ever taken: the first ones.
+    /// No slot from this index on was ever taken.
     pub(crate) slots_used: AtomicU32,
     /// 1: some processes are suspended, and a process that grows waits for its turn.
     pub(crate) takes_turns: AtomicU32,
     /// Counts the checks of the process that suspends and resumes: while it does not advance, no
     /// process is suspended.
     pub(crate) looks: AtomicU32,
-    /// Reasons that were ever noted.
+    /// Reasons noted in total, of which the first [`REASONS`] are kept.
     reasons_used: AtomicU32,
     reasons: [Reason; REASONS],
     pub(crate) slots: [ProcessSlot; SLOTS],
@@ -65,15 +65,15 @@ pub struct Table {
     settings: [Text<SETTING_WORDS>; Setting::COUNT],
     /// How far the first processes are favoured: see [`crate::share::Own`].
     pub(crate) favour: AtomicU64,
-    /// CPUs of all.
+    /// The CPUs that the processes of the tree may use.
     pub(crate) cpus: AtomicU64,
 }
 
-/// A path is no longer.
+/// Words of eight bytes for a setting: no path is longer than 4096 bytes.
 const SETTING_WORDS: usize = 512;
 
-/// A text that each process needs as it is taken over. Its environment does not keep it: servers
-/// clear theirs, or write their title there.
+/// A text that the agent needs when it takes a process over. The environment cannot carry it:
+/// servers clear their environment, or write their title there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Setting {
@@ -100,12 +100,12 @@ impl Setting {
 #[repr(C)]
 struct Reason {
     process: AtomicU64,
-    /// Bytes of the part; 0 of the whole program.
+    /// Bytes of the part; 0: the whole program.
     part: AtomicU64,
     text: Text<REASON_WORDS>,
 }
 
-/// A program whose memory, or a part of it, was not kept small.
+/// A program that was left alone, whole or in part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftAlone {
     /// The process.
@@ -148,12 +148,12 @@ pub struct Member {
     pub figures: Figures,
     /// It waits: see [`Table::suspend`].
     pub is_suspended: bool,
-    /// Somebody reads its memory, and none of its pages leaves.
+    /// True while another process wants to read all of its memory: none of its pages leaves.
     pub is_wanted_whole: bool,
 }
 
 impl Table {
-    /// Counts a program that is left alone, and keeps why.
+    /// Counts a program as left alone, and keeps the reason.
     pub(crate) fn leave_alone(&self, own: Name, text: &[&[u8]]) {
         self.unmanaged.fetch_add(1, Relaxed);
         let slot = self.used_slots().iter().find(|slot| slot.name() == own);
@@ -170,7 +170,7 @@ impl Table {
         }
     }
 
-    /// Reasons of which at least the places are taken.
+    /// The reasons whose places are taken, even if a text is not written yet.
     fn noted(&self) -> &[Reason] {
         &self.reasons[..(self.reasons_used.load(Relaxed) as usize).min(REASONS)]
     }
@@ -180,7 +180,7 @@ impl Table {
         let Some(reason) = self.reasons.get(at) else { return };
         reason.text.write(text);
         reason.part.store(part, Relaxed);
-        // Last: from now on it is read.
+        // Written last: readers accept the reason from now on.
         reason.process.store(own.0, Release);
     }
 
@@ -196,19 +196,19 @@ impl Table {
         noted.collect()
     }
 
-    /// Keeps a setting for the processes that will be started. `false`: it is too long.
+    /// Keeps a setting for the processes that will be started. `false`: the value is too long.
     pub fn set(&self, setting: Setting, value: &[u8]) -> bool {
         self.settings[setting as usize].write(&[value])
     }
 
-    /// A setting, unless it has none.
+    /// A setting's value; `None` if it was not set.
     pub fn setting(&self, setting: Setting) -> Option<OsString> {
         let bytes: Vec<u8> = self.settings[setting as usize].bytes().collect();
         (!bytes.is_empty()).then(|| OsString::from_vec(bytes))
     }
 
-    /// Asks a process of the tree to bring all of its pages in, and to keep them there as long as
-    /// the caller lives. `false`: there is no such process.
+    /// Asks a process of the tree to bring all of its pages in, and to keep them in memory as long
+    /// as the caller lives. `false`: there is no such process.
     pub fn want_whole(&self, process: u32) -> bool {
         let slot = self.slot_of(process);
         slot.inspect(|slot| {
@@ -262,27 +262,28 @@ impl Table {
         })
     }
 
-    /// True if a process of the tree has its number from another PID namespace: only
-    /// [`Self::see`] tells which process it is, and whether it lives.
+    /// True if a process of the tree has its number from another PID namespace. Only [`Self::see`]
+    /// then finds the process, and tells if it lives.
     pub fn has_foreign(&self) -> bool {
         self.used_slots().iter().any(|slot| slot.name().space() != 0)
     }
 
-    /// Gives processes of other PID namespaces their numbers here, and takes those off the list
-    /// that are gone. `number` tells the number of a process, if it lives.
+    /// Notes the number that each process of another PID namespace has here, and frees the slots of
+    /// dead ones. `number` returns that number of a live process.
     pub fn see(&self, number: impl Fn(Name) -> Option<u32>) {
         for slot in self.used_slots().iter().filter(|slot| slot.name().space() != 0) {
             let name = slot.name();
             match (number(name), slot.seen_as.load(Relaxed)) {
                 (Some(number), _) => slot.seen_as.store(number, Relaxed),
-                // It may have come after the caller looked.
+                // The process may have started after the caller looked.
                 (None, 0) => slot.seen_as.store(MISSED, Relaxed),
                 (None, _) => slot.free(name),
             }
         }
     }
 
-    /// Sets the memory of small processes; `bytes` gives that of each by its number.
+    /// Counts the memory of processes that are too small to report. `bytes` returns the memory of a
+    /// process by its number.
     pub fn count_silent(&self, bytes: impl Fn(u32) -> u64) {
         let (mut used, mut silent) = (0, 0);
         for member in self.members() {
@@ -297,16 +298,16 @@ impl Table {
         self.peak.fetch_max(used + silent, Relaxed);
     }
 
-    /// Suspends a process, so that it leaves its memory to the others, while
-    /// [`Self::set_taking_turns`] is called at least every [`crate::LOOKS_MAX`]; or resumes it.
-    /// `false`: it is not of the tree.
+    /// Suspends a process, so that it leaves its memory to the others, or resumes it. It stays
+    /// suspended only while [`Self::set_taking_turns`] is called at least every
+    /// [`crate::LOOKS_MAX`]. `false`: the process is not of the tree.
     pub fn suspend(&self, process: u32, is_suspended: bool) -> bool {
         let slot = self.slot_of(process);
         slot.inspect(|slot| slot.set_waits(is_suspended)).is_some()
     }
 
-    /// True if the budget would be too small if every process that is not suspended became twice as
-    /// large as the largest. Processes that never asked for much are not counted.
+    /// True if the budget is too small for the suspended processes and, for each other process,
+    /// twice the memory of the largest. Processes that never asked for much are not counted.
     pub fn is_crowded(&self) -> bool {
         let total = self.total.load(Relaxed);
         let (mut count, mut largest, mut suspended) = (0, 0, 0);
@@ -329,14 +330,14 @@ impl Table {
         self.takes_turns.store(takes_turns.into(), SeqCst);
     }
 
-    /// The suspended processes, including those that are gone, or seem so from here.
+    /// The suspended processes, including those that are gone, or seem gone in this PID namespace.
     pub fn suspended(&self) -> impl Iterator<Item = u32> + '_ {
         let suspended = self.used_slots().iter().filter(|slot| slot.waits.load(SeqCst) != 0);
         suspended.map(ProcessSlot::number).filter(|process| *process != 0)
     }
 
-    /// Takes processes off the list that are gone, or have ended and still exist, as nobody has
-    /// waited for them. Their memory is the others' then.
+    /// Frees the slots of processes that are gone, and of zombies (`has_ended`). The others may
+    /// then have their memory.
     pub fn forget(&self, has_ended: impl Fn(u32) -> bool) {
         for slot in self.used_slots() {
             let (name, number) = (slot.name(), slot.number());
@@ -346,8 +347,8 @@ impl Table {
         }
     }
 
-    /// True if the process that made the tree, or one of the tree, lives. One that has ended may
-    /// still exist.
+    /// True if the process that made the tree, or a process of the tree, lives. `has_ended` is true
+    /// for a zombie.
     pub fn is_in_use(&self, has_ended: impl Fn(u32) -> bool) -> bool {
         let leader = self.leader.load(Relaxed);
         let leader = Some(leader).filter(|leader| Name::new(0, *leader).may_live(0));
@@ -361,7 +362,8 @@ impl Table {
 pub(crate) struct ProcessSlot {
     /// The [`Name`] of the process.
     process: AtomicU64,
-    /// Its number where the tree was made, if it has another one itself: see [`Table::see`].
+    /// Its number in the PID namespace where the tree was made, if its own number is of another
+    /// one: see [`Table::see`].
     seen_as: AtomicU32,
     /// 1: its pages fit neither in its share nor on its backing, and it waits for a larger share.
     pub(crate) starved: AtomicU32,
@@ -385,15 +387,15 @@ pub(crate) struct ProcessSlot {
     pub(crate) out: AtomicU64,
     pub(crate) pool: AtomicU64,
     pub(crate) remote: AtomicU64,
-    /// The time at which it began, or was the last, milliseconds.
+    /// The time at which it began, or at which [`Table::put_last`] moved it, milliseconds.
     pub(crate) began: AtomicU64,
-    /// Its work of late, thousandths of a CPU's time.
+    /// Its recent work, in thousandths of a CPU's time.
     pub(crate) worked: AtomicU64,
     /// 1: it works much less than others do.
     pub(crate) idle: AtomicU32,
 }
 
-/// Not found once among the processes there are.
+/// [`ProcessSlot::seen_as`] of a process that [`Table::see`] has not found once.
 const MISSED: u32 = u32::MAX;
 /// All pages of a process are in.
 pub(crate) const ALL_IN: u32 = 1;
@@ -433,14 +435,15 @@ impl ProcessSlot {
         }
     }
 
-    /// Takes it for a process, unless it has another one. A dead one's is taken if `may_judge`.
+    /// Takes the slot for a process, if the slot is free. A dead process's slot counts as free if
+    /// `may_judge`.
     pub(crate) fn take(&self, process: Name, may_judge: bool) -> bool {
         let before = self.name();
         let is_free = before == Name::NONE || may_judge && !before.may_live(process.space());
         is_free && self.process.compare_exchange(before.0, process.0, Relaxed, Relaxed).is_ok()
     }
 
-    /// Gives it back, unless a new process has taken the place of that one meanwhile.
+    /// Frees the slot, unless a new process has taken it from this one meanwhile.
     pub(crate) fn free(&self, process: Name) {
         let _ = self.process.compare_exchange(process.0, Name::NONE.0, SeqCst, Relaxed);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Written once, and empty before. Its bytes are in words of eight.
+/// A text that is written once, and is empty until then. Its bytes are in words of eight.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Text<const WORDS: usize> {
@@ -11,8 +11,8 @@ pub(crate) struct Text<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Text<WORDS> {
-    /// Writes the parts of a text, one after the other, as far as there is room: `false`, there is
-    /// not enough. Allocates nothing.
+    /// Writes the parts of a text, one after the other, as far as there is room. `false`: there is
+    /// not enough room. Allocates nothing.
     pub(crate) fn write(&self, text: &[&[u8]]) -> bool {
         let mut bytes = 0;
         let mut fits = true;
