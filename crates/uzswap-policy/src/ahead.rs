@@ -1,24 +1,25 @@
 //! How many pages to bring in at a fault: one, or many where a program goes through its memory in
 //! order.
 //!
-//! A pager remembers, for each processor, where its last faults would go on if they were in order,
-//! up or down. A fault at such a place makes the window four times as long, up to 64 pages. Any
-//! other starts with a window of one. So random access pays for a look and two entries in a table.
+//! For each processor, a pager remembers the pages at which its last faults would go on if they
+//! were in order, up or down. A fault at such a page makes the window four times as long, up to 64
+//! pages. Any other fault starts with a window of one page. Random access thus costs a look-up and
+//! two entries in a table.
 
 /// Pages that are brought in at once, at most.
 pub const WINDOW_MAX: usize = 64;
 
-/// A program gives no advice on its accesses,
+/// The program gives no advice on its accesses.
 pub const NORMAL: u8 = 0;
-/// or says that it goes through its memory in order,
+/// The program says that it goes through its memory in order.
 pub const SEQUENTIAL: u8 = 1;
-/// or in no order.
+/// The program says that it goes through its memory in no order.
 pub const RANDOM: u8 = 2;
 
-/// Marks a region's number where a stream is one of first writes to guarded pages.
+/// Added to a region's number for a stream of first writes to guarded pages.
 pub const WRITES: u32 = 1 << 31;
 
-/// Streams that are told apart.
+/// Streams that a pager remembers.
 const STREAMS: usize = 32;
 
 /// Which way a program goes through its memory.
@@ -55,9 +56,9 @@ pub struct Streams {
     streams: [Stream; STREAMS],
 }
 
-/// Pages to bring in at once, at most: a 16th of those that there may be, so that the last of them
-/// are touched before they are the oldest. And each of the `lanes` has a buffer for so many for
-/// good, so all buffers are a quarter of the memory at most.
+/// Most pages to bring in at once: a 16th of `capacity`, so that the program touches the last of
+/// them before they are the oldest. Each of the `lanes` also keeps a buffer for so many pages; all
+/// buffers are a quarter of the memory at most.
 pub fn window_max(capacity: usize, lanes: usize) -> usize {
     (capacity / 16.max(4 * lanes)).clamp(1, WINDOW_MAX)
 }
@@ -79,7 +80,8 @@ impl Streams {
         }
     }
 
-    /// Remembers how many pages were brought in from `page` on. One may be the first of either way.
+    /// Remembers how many pages were brought in from `page` on. A single page may be the first of
+    /// either way.
     pub fn brought(&mut self, region: u32, page: u32, pages: usize, way: Way) {
         self.expect(region, way.from(page, pages), pages, way);
         if pages == 1 {
@@ -88,7 +90,7 @@ impl Streams {
         }
     }
 
-    /// Expects a stream, that had a window of `pages`, to go on at `next`.
+    /// Expects a stream whose window was `pages` to go on at `next`.
     pub fn expect(&mut self, region: u32, next: Option<u32>, pages: usize, way: Way) {
         if let Some(next) = next {
             self.streams[slot(region, next)] = Stream { region, next, window: pages as u32, way };

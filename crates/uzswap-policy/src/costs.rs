@@ -1,8 +1,8 @@
 //! The time that a program loses to faults, reckoned from their number; and the memory that a pager
 //! takes for itself.
 //!
-//! Measured in-process with lz4, with the page that leaves for the one that comes
-//! (docs/design/policy.md). Only a read of the backing is assumed: that of a solid-state disk.
+//! The times were measured in-process with lz4, and include storing the page that makes room
+//! (docs/design/policy.md). Only the read of the backing is assumed: that of a solid-state disk.
 
 use crate::replay::{PAGE_BYTES, ReplayCounts};
 
@@ -23,8 +23,8 @@ pub fn lost_micros(counts: &ReplayCounts) -> f64 {
 /// has 2.2 to 4 million.
 const OWN: u64 = 7 << 19;
 
-/// Of a pager with so much memory, the bytes that pages and their compressed copies have, on
-/// average. Reclaim keeps one to two 64ths free, and at least 128 to 256 pages.
+/// Bytes that a pager with this much memory has for pages and their compressed copies, on average.
+/// Reclaim keeps one to two 64ths free, and at least 128 to 256 pages.
 pub fn for_pages(memory: u64) -> u64 {
     let margin = (memory / 64).max(128 * PAGE_BYTES);
     memory.saturating_sub(OWN + margin + margin / 2)

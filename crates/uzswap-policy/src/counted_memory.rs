@@ -1,7 +1,7 @@
-//! Memory that is counted in total: pages that are there, and the compressed ones of the pool.
+//! Memory in which pages that are there and compressed pages in the pool are counted together.
 //!
-//! It decides nothing about which page leaves. The pool has at most seven eighths of all, as a
-//! pager's has; beyond that, the page that left first goes to the backing.
+//! The caller decides which page leaves. The pool has at most seven eighths of the memory, as in a
+//! pager. Beyond that, the page that left first goes to the backing.
 
 use std::collections::VecDeque;
 
@@ -19,14 +19,14 @@ const CLASSES: usize = 4096 / CLASS_BYTES as usize + 1;
 /// Memory that a class takes besides its objects: half of four frames.
 const OPEN_BYTES: u64 = 8192;
 
-/// The part of the memory that stays for pages.
+/// One part in this many of the memory stays for pages.
 const PART_FOR_PAGES: u64 = 8;
 
 /// Where a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageLocation {
     Nowhere,
-    /// `copy`: bytes of its copy that the pool has as well.
+    /// `copy`: bytes of the page's copy in the pool, or 0.
     There {
         copy: u16,
     },
@@ -36,7 +36,7 @@ enum PageLocation {
     Backing,
 }
 
-/// Where a page was that is touched.
+/// The place of a page before a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Was {
     Nowhere,
@@ -54,10 +54,10 @@ pub(crate) struct Memory {
     pool: u64,
     /// Objects of each class.
     objects: Box<[u32; CLASSES]>,
-    /// Each with how often the page left.
+    /// The place of each page, and how often the page left.
     places: Vec<(PageLocation, u32)>,
-    /// Pages of the pool in the order in which they left. An entry holds for a page that left as
-    /// often.
+    /// Pages in the order in which they left, each with its count of departures then. An entry is
+    /// valid while the page still has this count.
     left: VecDeque<(u32, u32)>,
 }
 
@@ -76,7 +76,7 @@ impl Memory {
         self.pool
     }
 
-    /// Pages that there may be beside the present pool.
+    /// Pages that fit beside the present pool.
     pub(crate) fn capacity(&self) -> usize {
         (self.bytes.saturating_sub(self.pool) / PAGE_BYTES).max(1) as usize
     }
@@ -120,7 +120,7 @@ impl Memory {
         }
     }
 
-    /// Takes memory of the pool for an object of so many bytes. One without bytes takes none.
+    /// Takes memory of the pool for an object of `bytes`; none for 0.
     fn allocate(&mut self, bytes: u16) {
         if bytes > 0 {
             let class = &mut self.objects[usize::from(bytes / CLASS_BYTES).min(CLASSES - 1)];
@@ -129,7 +129,7 @@ impl Memory {
         }
     }
 
-    /// Gives it back.
+    /// Gives the memory of an object back.
     fn free(&mut self, bytes: u16) {
         if bytes > 0 {
             let class = &mut self.objects[usize::from(bytes / CLASS_BYTES).min(CLASSES - 1)];
@@ -143,8 +143,8 @@ impl Memory {
         self.pool > self.bytes / 2
     }
 
-    /// A page that is there leaves, and has so many bytes in the pool. Bytes that went to the
-    /// backing for it.
+    /// Moves a page to the pool, where it has `bytes`. Returns the bytes that went to the backing
+    /// for it.
     pub(crate) fn leave(&mut self, page: usize, bytes: u16) -> u64 {
         self.drop_copy(page);
         self.there -= 1;

@@ -1,34 +1,35 @@
 //! How far the oldest processes of a tree are favoured.
 //!
-//! Where all processes get by with equal shares, they have them. Where each has too little, all of
-//! them do little but fault. Then the processes that began first have all that they use, one after
-//! the other, and the last ones have their least. The first ones run at full speed, end, and leave
-//! their memory to the next. The shares that follow are in `uzswap-tree`, `share.rs`.
+//! Processes have equal shares while these suffice. If each process has too little, all of them do
+//! little but fault. Then the oldest processes get all the memory that they use, in order of age,
+//! and the youngest have only their minimum. The oldest run at full speed, end, and leave their
+//! memory to the next. `share.rs` in `uzswap-tree` computes the shares.
 //!
-//! The favour follows the faults of all. It grows fast and falls slowly, and stays in between: a
-//! favour that has ended thrashing is not to end with it.
+//! The favour follows the fault rate of all processes. It grows fast and falls slowly, so that a
+//! favour that ended the thrashing does not end with it.
 
 use std::time::Duration;
 
-/// Between two counts of faults.
+/// Time between two counts of faults.
 pub const EVERY: Duration = Duration::from_millis(200);
 
 /// Parts of the whole favour.
 pub const WHOLE: u64 = 64;
 
-/// Faults a second for each CPU, above which it grows: they take a fifth of a CPU's time, and more
-/// of the processes'. And those below which it falls.
+/// Faults a second for each CPU from which the favour grows, and below which it falls. The first
+/// rate takes a fifth of a CPU's time, and more of the processes' time.
 const MANY: u64 = 10_000;
 const FEW: u64 = 2500;
 
-/// Parts by which it grows and falls in a count: it is whole after 0.8 seconds, and gone after 13.
+/// Parts by which the favour grows and falls at a count: it is whole after 0.8 seconds, and gone
+/// after 13.
 const GROWS: u64 = 16;
 const FALLS: u64 = 1;
 
-/// Counts for which a process is the first. Then it is the last: 20 seconds.
+/// Counts for which a process is the first: 20 seconds. Then it is the last.
 const TURN: u32 = 100;
 
-/// See the module. It begins as none.
+/// See the module. The default is no favour.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Favour {
     parts: u64,
@@ -38,8 +39,8 @@ pub struct Favour {
 }
 
 impl Favour {
-    /// That after a count of the faults of all, on so many CPUs. `first` names the process whose
-    /// turn it is, if there are several.
+    /// The favour after a count: all processes had `faults` on `cpus` CPUs. `first` is the process
+    /// whose turn it is, if there are several processes.
     #[must_use]
     pub fn after(self, faults: u64, cpus: u64, first: Option<u64>) -> Self {
         let in_a_second = faults * 1000 / EVERY.as_millis() as u64;
@@ -57,7 +58,7 @@ impl Favour {
         self.parts
     }
 
-    /// The process whose turn is over, if one's is: it is the last from now on.
+    /// The process whose turn is over, if any. It is the last from now on.
     pub fn is_over(&self) -> Option<u64> {
         self.first.filter(|_| self.counts >= TURN)
     }
@@ -67,7 +68,7 @@ impl Favour {
 mod tests {
     use super::*;
 
-    /// Faults of a count on two CPUs, by those a second for each.
+    /// Faults of a count on two CPUs, of which each has `in_a_second`.
     fn count(in_a_second: u64) -> u64 {
         in_a_second * 2 / 5
     }

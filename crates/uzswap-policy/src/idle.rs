@@ -1,49 +1,50 @@
 //! Memory that an idle process leaves to busy ones.
 //!
-//! Equal shares leave a process that waits for input as much as one that works. Nobody sees which
-//! of its pages a process uses, but its faults are seen. A process that has few while others have
-//! many may not need all that it has, so it gives a part back in small steps. When it faults again,
-//! the steps are undone several at a time.
+//! Equal shares give a process that waits for input as much memory as a process that works. A pager
+//! cannot see which pages a process uses, but it sees the faults. A process with few faults, while
+//! others have many, may not need all its memory. It gives a part back in small steps. When it
+//! faults again, it gets several steps back at a time.
 //!
-//! A process that uses all of its memory, and fits, has no faults either. Its first step costs it
-//! some, which show the error. It then waits before it tries again, each time twice as long.
+//! A process that uses all its memory, and fits into it, has no faults either. Its first step
+//! causes faults, which show the mistake. It then waits before the next try, each time twice as
+//! long.
 
 use std::time::Duration;
 
-/// Between two counts of faults.
+/// Time between two counts of faults.
 pub const EVERY: Duration = Duration::from_millis(200);
 
-/// Fewer faults of all others in that time: nobody lacks memory.
+/// If all others have fewer faults in that time, no process lacks memory.
 const MANY: u64 = 100;
 
-/// A process is idle if the others have so many times its faults, and an eighth of their mean is
-/// more than it has.
+/// A process is idle if the others have more than 32 times its faults, and more than 8 times on
+/// average.
 const TIMES: u64 = 32;
 const TIMES_EACH: u64 = 8;
 
-/// Steps that make up the memory that it had, and those that it gives back at most. All take ten
-/// seconds.
+/// Steps into which the memory of a process is divided, and the most that it gives back. These take
+/// ten seconds.
 const STEPS: u64 = 64;
 const STEPS_MAX: u64 = 48;
 
-/// Steps that are undone at once.
+/// Steps that a process gets back at one count.
 const UNDONE: u64 = 16;
 
-/// A process that faults before it has given back so many steps was not idle.
+/// A process that faults after this many steps or fewer was not idle.
 const TRIED: u64 = 4;
 
-/// Counts that it waits then, the first time and at most.
+/// Counts that such a process waits, the first time and at most.
 const WAIT_MIN: u64 = 8;
 const WAIT_MAX: u64 = 128;
 
-/// See the module. It begins as that of a busy process.
+/// See the module. The default is that of a busy process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Idleness {
-    /// Steps that it has given back.
+    /// Steps that the process has given back.
     steps: u64,
-    /// Bytes that it had before the first.
+    /// Bytes that the process had before the first step.
     had: u64,
-    /// Counts that it waits after an error, and those of them that are left.
+    /// Counts that the process waits after a mistake, and the counts that are left of a wait.
     wait: u64,
     left: u64,
 }
@@ -67,7 +68,7 @@ impl FaultCounts {
 }
 
 impl Idleness {
-    /// That of a process which has `used` bytes, after a count.
+    /// The idleness after a count. The process has `used` bytes now.
     #[must_use]
     pub fn after(self, faults: FaultCounts, used: u64) -> Self {
         if !faults.is_idle() {
@@ -85,7 +86,7 @@ impl Idleness {
         Self { steps: (self.steps + 1).min(STEPS_MAX), had, ..self }
     }
 
-    /// Bytes that it may have, by this.
+    /// Most bytes that the process may have.
     pub fn most(&self) -> u64 {
         match self.steps {
             0 => u64::MAX,

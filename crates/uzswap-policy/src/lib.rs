@@ -1,11 +1,12 @@
-//! Which page leaves: decisions that touch nothing.
+//! The decisions of a pager: which page leaves, and which pages come. They have no side effects.
 //!
-//! The pager tells its observations, and asks. Time is a count of pages that left, so that a test
-//! or a simulator decides as the pager does. [`order`] decides which page leaves, and [`ahead`]
-//! which pages come beside one that is touched. [`replay`] replays the touches of a trace by ours,
-//! whose pager is in `model`, and by the policies that ours is measured against. `counted_memory`
-//! counts the memory that they take. [`idle`] decides how much of its share a process leaves to
-//! others, and [`favour`] how far the oldest processes of a tree go before the others.
+//! The pager reports its observations and asks for a decision. Time is a count of pages that left,
+//! so that a test or a simulator decides as the pager does. [`order`] decides which page leaves,
+//! and [`ahead`] which pages come beside one that is touched. [`replay`] replays a trace with our
+//! policy, whose pager is in `model`, and with the policies that ours is compared with.
+//! `counted_memory` counts the memory that their pages take. [`idle`] decides how much of its share
+//! a process leaves to others, and [`favour`] how far the oldest processes of a tree go before the
+//! others.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 

@@ -1,12 +1,12 @@
-//! A pager without memory: the model of `uzswap-region`. It has a hand, a staging area, windows
-//! ahead, kept copies, and [`Order`] as it is used there.
+//! A model of the pager in `uzswap-region`, without memory. It has a hand, a staging area, windows
+//! ahead and kept copies, and uses [`Order`] as the pager does.
 
 use crate::ahead::{NORMAL, Streams, WINDOW_MAX, Way, window_max};
 use crate::counted_memory::{Memory, PAGE_BYTES, Was};
 use crate::order::{self, LEVELS, Order, PagerPolicy, Seen, Verdict};
 use std::collections::VecDeque;
 
-/// The streams of one program are told apart by their places alone.
+/// One region for all streams: their places alone tell them apart.
 const REGION: u32 = 1;
 
 /// Lanes of the machine for which the model decides.
@@ -16,7 +16,7 @@ const LANES: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageState {
     Nowhere,
-    /// `is_used`: it came by a touch, and not beside another page.
+    /// `is_used`: a touch brought the page in, not a fault on a page beside it.
     There {
         passes: u8,
         is_used: bool,
@@ -26,7 +26,7 @@ enum PageState {
         entry: u64,
         is_used: bool,
     },
-    /// In the cache: so many pages had left before. `None`: nothing was learnt of it.
+    /// In the cache. `departed`: pages that left before it; `None` if no touch had brought it in.
     Out {
         departed: Option<u64>,
     },
@@ -36,7 +36,7 @@ enum PageState {
 struct Page {
     state: PageState,
     level: u8,
-    /// In the pool, if it leaves now.
+    /// Bytes in the pool if the page leaves now.
     bytes: u16,
     copy: Copied,
 }
@@ -46,7 +46,7 @@ struct Page {
 enum Copied {
     Not,
     Same,
-    /// The page has changed since, unseen.
+    /// The page has changed since, unknown to the pager.
     Different,
 }
 
@@ -56,11 +56,11 @@ const NOWHERE: Page = Page { state: PageState::Nowhere, level: 0, bytes: 0, copy
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Touch {
     pub(crate) page: usize,
-    /// In the pool, if it leaves before its next touch.
+    /// Bytes in the pool if the page leaves before its next touch.
     pub(crate) bytes: u16,
     /// The touch is a write.
     pub(crate) is_write: bool,
-    /// Its content is another before it leaves.
+    /// The content changes before the page leaves.
     pub(crate) changes: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Touch {
 pub(crate) struct PagerModel<'a> {
     pages: Vec<Page>,
     memory: Memory,
-    /// Where pages lie, in order: neighbours have numbers that follow each other. `None`: each
+    /// The place of each page, in ascending order; neighbours have consecutive places. `None`: each
     /// fault brings in one page.
     places: Option<&'a [u32]>,
     /// The last page that came to a place.
@@ -86,7 +86,7 @@ pub(crate) struct PagerModel<'a> {
     written: u64,
 }
 
-/// No page has come there.
+/// No page has come to this place.
 const NO_PAGE: u32 = u32::MAX;
 
 impl<'a> PagerModel<'a> {
@@ -98,8 +98,8 @@ impl<'a> PagerModel<'a> {
     ) -> Self {
         let ends = places.and_then(<[u32]>::last).map_or(0, |last| *last as usize + 1);
         let mut at_place = vec![NO_PAGE; ends];
-        // Where the trace has no page there is one that the program does not touch. A window brings
-        // it in all the same.
+        // A place without a page in the trace gets a page that the program never touches. A window
+        // brings this page in all the same.
         let between = |two: &[u32]| two[0] + 1..two[1];
         let blanks = places.into_iter().flat_map(|places| places.windows(2).flat_map(between));
         let mut all = pages;
@@ -107,7 +107,7 @@ impl<'a> PagerModel<'a> {
             at_place[place as usize] = all as u32;
             all += 1;
         }
-        // One lane has charged a window, and each half of its credit, for pages to come.
+        // For pages to come, one lane has charged a window, and each lane half of its credit.
         let window = window_max((memory / PAGE_BYTES) as usize, LANES) + LANES * 16;
         let charged = places.map_or(0, |_| window as u64 * PAGE_BYTES);
         let memory = memory.saturating_sub(charged);
@@ -138,7 +138,7 @@ impl<'a> PagerModel<'a> {
         std::mem::take(&mut self.written)
     }
 
-    /// A touch. Where the page was, and true if it was staged.
+    /// Touches a page. Returns the page's place before, and true if it was staged.
     pub(crate) fn touch(&mut self, touch: Touch) -> (Was, bool) {
         let page = touch.page;
         let from = self.memory.place(page);
@@ -159,7 +159,7 @@ impl<'a> PagerModel<'a> {
         self.pages[page].bytes = touch.bytes;
         let is_fault = !matches!(state, PageState::There { .. });
         if self.pages[page].copy == Copied::Same && touch.is_write && is_fault {
-            // It leaves for nothing with a copy that is out of date.
+            // The pager sees this write, so it drops the copy, which is out of date.
             self.pages[page].copy = Copied::Different;
             self.drop_copy(page);
         } else if self.pages[page].copy == Copied::Same && touch.changes {
@@ -176,11 +176,11 @@ impl<'a> PagerModel<'a> {
         self.memory.drop_page(page);
     }
 
-    /// Brings a page in, and its neighbours where the program goes in order.
+    /// Brings a page in, and its neighbours if the program goes through its memory in order.
     fn fault(&mut self, page: usize, state: PageState) {
         self.bring_in(page);
         let came = self.places.map_or(1, |places| self.bring_around(places, page, state));
-        // Of several nothing is learnt.
+        // If several pages came, nothing is learnt about this one.
         self.pages[page].state = PageState::There { passes: 0, is_used: came == 1 };
         match state {
             PageState::Out { departed } if came == 1 => {
@@ -192,8 +192,8 @@ impl<'a> PagerModel<'a> {
         }
     }
 
-    /// Brings in the neighbours of a page that faulted, as far as they are where it was; how many
-    /// they are with it.
+    /// Brings in the neighbours of a page that faulted, as far as they are in the same state.
+    /// Returns the number of pages, the faulting page included.
     fn bring_around(&mut self, places: &[u32], page: usize, state: PageState) -> usize {
         let place = places[page];
         let (window, way) = self.streams.window(REGION, place, NORMAL);
@@ -221,7 +221,7 @@ impl<'a> PagerModel<'a> {
         came
     }
 
-    /// Brings in the page at a place near one that faulted; `false` if it is not in the same state.
+    /// Brings in the page at a place near a faulting page; `false` if it is not in the same state.
     fn bring_neighbour(&mut self, place: u32, is_stored: bool) -> bool {
         let Some(last) = self.at_place.get(place as usize).copied() else { return false };
         let found = if is_stored { self.stored_at(last) } else { self.next_at(place, last) };
@@ -239,11 +239,11 @@ impl<'a> PagerModel<'a> {
         self.pages.get(last as usize).filter(|page| is_out(page)).map(|_| last as usize)
     }
 
-    /// The page that comes to a place next, as zeros, if there is none now.
+    /// The page that comes to a place next, as zeros, if the place has no page now.
     fn next_at(&self, place: u32, last: u32) -> Option<usize> {
         let places = self.places?;
         if last == NO_PAGE {
-            // Pages are numbered as they lie, and those of one place as they come.
+            // Pages are numbered by place, and pages of one place in the order in which they come.
             return Some(places.partition_point(|at| *at < place));
         }
         let last = last as usize;
@@ -276,7 +276,7 @@ impl<'a> PagerModel<'a> {
         self.pages[page].level = order::level_of_return(level, distance, capacity);
     }
 
-    /// Takes pages out ahead of need.
+    /// Stages pages ahead of need.
     fn reclaim(&mut self) {
         let capacity = self.memory.capacity();
         let is_short = self.memory.there() as usize + capacity / 64 >= capacity;
@@ -294,7 +294,7 @@ impl<'a> PagerModel<'a> {
         }
     }
 
-    /// True if the copy of a page is worth its room, or there is none.
+    /// True if a copy of the page is worth its room.
     fn keeps_copy(&self, page: usize, keeps: [bool; LEVELS]) -> bool {
         !self.memory.is_mostly_pool() && keeps[usize::from(self.pages[page].level)]
     }
@@ -355,7 +355,7 @@ impl<'a> PagerModel<'a> {
             match self.staging.pop_front() {
                 Some((page, entry)) => {
                     let PageState::Staged { entry: own, is_used } = self.pages[page].state else {
-                        continue; // It was touched, or given back, meanwhile.
+                        continue; // The page was touched or given back meanwhile.
                     };
                     if own != entry {
                         continue;

@@ -4,13 +4,14 @@
 //! a page comes back soon after it left: its level rises   → it stays for the passes of that level
 //! pages of a level that leave come back less than others  → that level's passes become fewer
 //! ```
-//! Nobody sees a touch of a page that is there. But a page that left is seen to come back, and how
-//! many others left meanwhile is known to the page. So a page has a *level*: how often in a row it
-//! came back soon. And each level has a *tenure*: how often the hand passes a page of that level
-//! before it leaves. The tenures follow the returns. When a program goes on to other pages, the old
-//! ones of a high level do not come back. Soon they stay no longer than new ones.
+//! A pager does not see touches of a page that is there. It sees that a page comes back, and how
+//! many others left meanwhile. A page therefore has a *level*: how often in a row it came back
+//! soon. Each level has a *tenure*: how often the hand passes a page of that level before the page
+//! leaves. The tenures follow the returns. When a program goes on to other pages, its old pages of
+//! a high level do not come back. Soon they stay no longer than new pages.
 //!
-//! Distances are in pages that left. Sizes are relative to the pages that there may be at once.
+//! Distances are in pages that left. Sizes are relative to the capacity: the pages that fit in
+//! memory.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,27 +22,28 @@ pub const LEVELS: usize = 4;
 /// Passes of the hand that a page can stay for.
 pub const PASSES_MAX: u8 = 15;
 
-/// Rounds of the hand in one search in which tenures hold. In later ones they are halved each time,
-/// so that a page is found at last.
+/// Rounds of the hand in one search in which tenures hold. Each later round halves the tenures, so
+/// that the search finds a page.
 const ROUNDS: u32 = 2;
 
-/// A level's tenure changes by this part when its pages come back more, or less, than all do.
+/// A level's tenure changes by this part when its pages come back more often, or less often, than
+/// pages of all levels do.
 const STEP: f32 = 0.02;
 
-/// By how much more, or less, that must be: of the rate of all, or of the rest to 1.
+/// The least such difference, as a part of the mean rate, or of its distance to 1 if that is less.
 const MARGIN: f32 = 0.3;
 
-/// Fewer departures of a level, of those remembered, say nothing.
+/// Fewer remembered departures of a level say nothing about it.
 const DEPARTURES_MIN: f32 = 8.0;
 
-/// A page returns if it comes back before this part of the pages that there may be has left.
+/// A page returns if it comes back before one part in this many of the capacity has left.
 const HORIZON: u64 = 8;
 
 /// Departures after which tenures are set again.
 pub const TEND_EVERY: u64 = 64;
 
-/// The gain from a copy, as a part of that from a page in its room. Compressing takes 3 us, a fault
-/// 10. And a page of which the cache has half needs only the other half to be there.
+/// The gain from a copy, relative to the gain from a page in its room: compressing takes 3 µs, a
+/// fault 10. A page that compresses to half its size needs only another half to be there.
 const COPY_WORTH: f32 = 0.3;
 
 /// The policies that a pager can follow: they need no more than its faults.
@@ -50,7 +52,7 @@ pub enum PagerPolicy {
     /// By levels and tenures: see the module.
     #[default]
     Order,
-    /// The order of coming with a second chance. Before there were levels, it was the only one.
+    /// First in, first out, with a second chance. Before there were levels, it was the only policy.
     Clock,
 }
 
@@ -88,7 +90,7 @@ impl FromStr for PagerPolicy {
 /// The decision on a page that the hand has come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It stays, and has been passed so often.
+    /// It stays.
     Stays {
         /// The new count of passes.
         passes: u8,
@@ -102,8 +104,8 @@ pub fn is_return(distance: u64, capacity: u64) -> bool {
     distance < capacity / HORIZON
 }
 
-/// The level of a page that comes back from the cache: `level` is the one with which it left, and
-/// so many pages left since.
+/// The level of a page that comes back from the cache: `level` is its level when it left, and
+/// `distance` the number of pages that left since.
 pub fn level_of_return(level: u8, distance: u64, capacity: u64) -> u8 {
     if distance < capacity { raised(level) } else { 0 }
 }
@@ -116,11 +118,11 @@ pub fn raised(level: u8) -> u8 {
 /// The observations of a pager from the beginning.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Seen {
-    /// Pages that came back soon by [`is_return`], or from the staging area, of each level.
+    /// Pages of each level that came back soon by [`is_return`], or from the staging area.
     pub returned: [u64; LEVELS],
-    /// Pages that left while the cache had a copy of them, and those of them that had not changed.
+    /// Pages that left while the cache had a copy of them.
     pub compared: u64,
-    /// See `compared`.
+    /// Those pages of `compared` that had not changed.
     pub unchanged: u64,
 }
 
@@ -138,9 +140,9 @@ pub struct Order {
     unchanged: f32,
     /// The last observations.
     seen: Seen,
-    /// Departures since the last look.
+    /// Departures since tenures were last set.
     since: u64,
-    /// Departures in a pass of the hand, the latest counting most, and those of the present one.
+    /// Departures in a pass of the hand, the latest counting most, and in the present pass.
     in_pass: f32,
     in_this_pass: u64,
     noise: u64,
@@ -165,12 +167,12 @@ impl Default for Order {
 }
 
 impl Order {
-    /// A new one.
+    /// An order that follows `policy`.
     pub fn by(policy: PagerPolicy) -> Self {
         Self { policy, ..Self::default() }
     }
 
-    /// Decides on a page that is there: it has this level and was passed so often since it came.
+    /// Decides on a page that is there. The hand has passed it `passes` times since it came.
     /// `round` counts the hand's rounds in this search. A page that leaves is counted.
     pub fn judge(&mut self, level: u8, passes: u8, round: u32) -> Verdict {
         match (self.policy, passes) {
@@ -188,8 +190,8 @@ impl Order {
         if passes < whole >> round.saturating_sub(ROUNDS - 1) {
             return Verdict::Stays { passes: passes + 1 };
         }
-        // One of two, by chance. A program that goes round more pages than there may be needs the
-        // one that came first: it must not always be the first to leave.
+        // Half of the pages leave, by chance. A program that loops over more pages than fit needs
+        // the page that came first next, so that page must not always leave first.
         if round < ROUNDS && noise >> 63 == 0 {
             return Verdict::Stays { passes };
         }
@@ -199,11 +201,11 @@ impl Order {
         Verdict::Leaves
     }
 
-    /// By level, true if the copy of a page that stays, kept in the cache, is worth its room.
+    /// By level, true if the cache's copy of a page that stays is worth its room.
     ///
-    /// The copy saves compressing the page again if it does not change. Its room would hold a part
-    /// of another page for as long as this one stays, which is seen to save faults as often as
-    /// pages that left come back.
+    /// The copy saves compressing the page again, if the page does not change. Its room could hold
+    /// a part of another page for as long as this page stays. That would save faults at the rate at
+    /// which pages that left come back.
     pub fn keeps_copies(&self, capacity: u64) -> [bool; LEVELS] {
         if self.in_pass == 0.0 {
             return [false; LEVELS];
@@ -222,7 +224,7 @@ impl Order {
         self.in_this_pass = 0;
     }
 
-    /// Sets the tenures by the returns, now and then.
+    /// Sets the tenures by the returns, after [`TEND_EVERY`] departures.
     pub fn tend(&mut self, seen: Seen, capacity: u64) {
         if self.since < TEND_EVERY {
             return;
@@ -248,7 +250,7 @@ impl Order {
                 *tenure = (*tenure - step).max(0.0);
             }
         }
-        // As many departures are remembered as are a quarter of the pages that there may be.
+        // Departures are remembered for as long as a quarter of the capacity takes to leave.
         let fades = (1.0 - self.since as f32 / (capacity / 4).max(4 * TEND_EVERY) as f32).max(0.5);
         for level in 0..LEVELS {
             self.departed[level] *= fades;
@@ -278,7 +280,7 @@ mod tests {
 
     const CAPACITY: u64 = 6400;
 
-    /// Lets so many pages of each level leave, of which a part comes back.
+    /// Lets pages of each level leave, of which a share comes back.
     fn live(order: &mut Order, turns: u64, of_levels: [(u64, f32); LEVELS]) {
         let mut seen = order.seen;
         for _ in 0..turns {

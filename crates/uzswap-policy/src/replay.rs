@@ -1,7 +1,8 @@
-//! Which touches of a trace fault, by policy.
+//! Replays a trace and counts the touches that fault, by policy.
 //!
-//! Ours, and the order before it, is the model of the pager (`model`). The others know each touch,
-//! as no pager does: they are limits and peers. [`Policy::Belady`] knows the future as well.
+//! Our policy, and the one before it, drive the model of the pager (`model`). The other policies
+//! see each touch, which no pager does: they are limits and peers. [`Policy::Belady`] knows the
+//! future as well.
 
 pub use crate::counted_memory::PAGE_BYTES;
 use crate::counted_memory::{Memory, Was};
@@ -14,7 +15,7 @@ use std::str::FromStr;
 /// A policy by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// One that a pager can follow.
+    /// A policy that a pager can follow.
     Pager(PagerPolicy),
     /// The page that came first leaves first.
     Fifo,
@@ -28,7 +29,7 @@ impl Policy {
     /// All of them, ours first.
     pub const ALL: [Self; 5] = [Self::ORDER, Self::CLOCK, Self::Fifo, Self::Lru, Self::Belady];
 
-    /// The pager's own.
+    /// The pager's default policy.
     pub const ORDER: Self = Self::Pager(PagerPolicy::Order);
 
     /// See [`PagerPolicy::Clock`].
@@ -95,15 +96,15 @@ impl Step {
 /// The touches of a trace, and the memory that they took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReplayCounts {
-    /// All of them.
+    /// All touches.
     pub touches: u64,
-    /// Those of pages that were out, or had never been touched.
+    /// Touches of pages that were out, or had never been touched.
     pub misses: u64,
-    /// Those of the latter: no policy can avoid them.
+    /// First touches of pages: misses that no policy can avoid.
     pub first: u64,
-    /// Those of pages that were on the backing.
+    /// Touches of pages on the backing.
     pub from_backing: u64,
-    /// Those of pages on their way out, which need no codec.
+    /// Touches of staged pages, which need no codec.
     pub staged: u64,
     /// Bytes that went to the backing.
     pub written: u64,
@@ -134,19 +135,19 @@ impl ReplayCounts {
     }
 }
 
-/// Replays touches of pages, numbered from 0, in memory for `capacity` of them, whatever they take
-/// compressed. The first `skip` touches are not counted.
+/// Replays touches of pages, numbered from 0, in memory for `capacity` pages. Pages that left take
+/// no memory. The first `skip` touches are not counted.
 pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> ReplayCounts {
     let touch = |page: &u32| Step::Touch { page: *page, bytes: 0, is_write: false, changes: false };
     let steps: Vec<_> = trace.iter().map(touch).collect();
     simulate(policy, &steps, None, capacity.max(1) as u64 * PAGE_BYTES, skip)
 }
 
-/// Replays steps in `memory` bytes, in which pages that are there and the pool are counted. The
-/// first `skip` steps are not counted.
+/// Replays steps in `memory` bytes, which pages that are there and the pool share. The first `skip`
+/// steps are not counted.
 ///
-/// `places` says where each page lies: pages of one place follow each other, and neighbours have
-/// numbers that do. With it, the policies of the pager bring in neighbours as the pager does.
+/// `places` has the place of each page: pages of one place follow each other, and neighbours have
+/// consecutive places. With it, the policies of the pager bring in neighbours as the pager does.
 pub fn simulate(
     policy: Policy,
     steps: &[Step],
@@ -187,8 +188,8 @@ pub fn simulate(
     }
 }
 
-/// Removes the page with the smallest key when there is no room. `key` is that of a page after a
-/// touch, 0: it keeps that of its coming.
+/// Removes the page with the smallest key when there is no room. `key` gives a page's key after a
+/// touch. With 0 the page keeps the key that it had when it came.
 fn queue(
     steps: &[Step],
     pages: usize,
@@ -236,7 +237,7 @@ fn queue(
     counts
 }
 
-/// Of each touch, when the same page is touched next; as late as can be if never.
+/// For each touch, the step of the page's next touch; if there is none, a step after all others.
 fn next_touches(steps: &[Step], pages: usize) -> Vec<usize> {
     let mut last = vec![usize::MAX - 1; pages];
     let mut next = vec![0; steps.len()];
@@ -250,7 +251,7 @@ fn next_touches(steps: &[Step], pages: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Pages of every pattern, and those that there may be: a fifth, and little less than that.
+    /// Pages of every pattern, and the pages that fit: a little less than a fifth.
     const PAGES: u32 = 20_000;
     const CAPACITY: usize = 3_900;
 
@@ -284,7 +285,7 @@ mod tests {
         if touch.is_multiple_of(5) { touch / 5 % PAGES } else { hot(95)(noise, touch) }
     }
 
-    /// The page of rank r is touched as often as 1 / r.
+    /// Touches the page of rank r with a frequency proportional to 1 / r.
     fn zipf(noise: &mut Noise, _: u32) -> u32 {
         let share = f64::from(noise.below(1 << 24)) / f64::from(1 << 24);
         let rank = f64::from(PAGES).powf(share) as u32 - 1;
@@ -303,7 +304,7 @@ mod tests {
         }
     }
 
-    /// The pages in use move on, the newest are used most.
+    /// The pages in use move on; the newest are used most.
     fn moving(noise: &mut Noise, touch: u32) -> u32 {
         let back = (u64::from(noise.below(6000)) * u64::from(noise.below(6000)) / 6000) as u32;
         (touch / 10 + 6000 - back) % PAGES
@@ -317,8 +318,8 @@ mod tests {
 
     #[test]
     fn pages_in_use_stay_and_nothing_else_suffers() {
-        // In percent of the misses of the order of coming with a second chance, and of those of
-        // LRU, which knows each touch: as many as ours may have.
+        // The most misses that ours may have, in percent of those of `clock`, and of those of LRU,
+        // which sees each touch.
         type Pattern = Box<dyn Fn(&mut Noise, u32) -> u32>;
         let patterns: [(&str, Pattern, u64, u64); 8] = [
             ("hot 95", Box::new(hot(95)), 70, 100),

@@ -1,9 +1,8 @@
 //! Finding a free range and taking it.
 //!
-//! The walk goes from leaf to leaf without a lock and skips those without space. It locks a leaf
-//! that may have some and checks again: a run that it finds then is free, and it takes it. A free
-//! run may reach over the end of a span, but only into the next one, because only the first leaf
-//! may be empty.
+//! The walk goes from leaf to leaf without a lock and skips leaves without space. It locks a leaf
+//! that may have space, checks again, and takes the run that it then finds. A free run may reach
+//! over the end of a span, but only into the next span, because only the first leaf may be empty.
 
 use crate::Hole;
 use crate::leaf::link::LeafRef;
@@ -31,7 +30,7 @@ impl SkipList {
         pinned: &Guard,
     ) -> Option<u64> {
         let key_max = part.end.checked_sub(hole.size)?;
-        // No range that begins before this is free.
+        // No fitting range begins before this.
         let mut from = part.start;
         while let Some(leaf) = self.find_room(&mut from, key_max, hole.size, pinned) {
             let Some(locked) = LockedLeaf::new(leaf) else {
@@ -61,7 +60,7 @@ impl SkipList {
         None
     }
 
-    /// Skips leaves without space, and moves `from` to the start of the first one with some.
+    /// Skips leaves without space and moves `from` past them. Returns the first leaf with space.
     fn find_room<'g>(
         &'g self,
         from: &mut u64,

@@ -3,10 +3,10 @@
 //! A leaf owns the points from `low` up to `high`, where the next leaf's span begins, and every
 //! range lies in one span. So one leaf alone tells whether a range is free.
 //!
-//! Everything changes under the leaf's lock. Readers take no lock: they read the word, then the
-//! fields, then the word again; if it changed, they repeat. So all fields are atomics, and a reader
-//! discards its result from a half-changed leaf. The word's bits: locked, dead, and above them a
-//! count of unlocks.
+//! Fields change only under the leaf's lock. Readers take no lock: they read the word, then the
+//! fields, then the word again, and repeat if the word changed. A reader thus discards its result
+//! from a half-changed leaf. All fields are atomics, because readers race with the writer. The
+//! word's bits: locked, dead, and above them a count of unlocks.
 
 pub(crate) mod link;
 
@@ -15,19 +15,20 @@ use link::{LeafRef, Link};
 use uzswap_sync::Backoff;
 use uzswap_sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Items in a leaf. Few in tests, so that leaves split, empty and meet at once.
+/// Most items in a leaf. Few in tests, so that a few operations split and empty leaves.
 pub(crate) const SLOTS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 64 };
 
-/// Levels of the list. Every second leaf of a level, by chance, is on the next; so a walk gets
-/// longer only with more than 2^16 leaves, which are some three million items.
+/// Levels of the list. A leaf of one level is on the next with a chance of one half. A walk
+/// therefore gets longer only with more than 2^16 leaves, which are some three million items.
 pub(crate) const LEVELS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 17 };
 
 const LOCKED: u64 = 1;
 const DEAD: u64 = 2;
 const UNLOCKED_ONCE: u64 = 4;
 
-/// A link above the lowest level, with a copy of its leaf's `low`. As `low` only rises, the copy is
-/// at most too low, and a walk that finds it beyond its goal need not touch the leaf.
+/// A link above the lowest level, with a copy of the `low` of the leaf that it leads to. `low` only
+/// rises, so the copy is never too high. If the copy is beyond the goal of a walk, the walk need
+/// not touch the leaf.
 pub(crate) struct Upper {
     pub(crate) low: AtomicU64,
     pub(crate) next: Link,
@@ -53,7 +54,7 @@ pub(crate) struct Leaf {
     keys: [AtomicU64; SLOTS],
     ends: [AtomicU64; SLOTS],
     values: [AtomicU64; SLOTS],
-    /// True if its memory would be freed by now.
+    /// True if the leaf's memory would be freed by now.
     #[cfg(feature = "shuttle")]
     pub(crate) freed: std::sync::atomic::AtomicBool,
 }
@@ -137,7 +138,7 @@ impl Leaf {
 
     /// The number of items that begin at or before `point`.
     ///
-    /// Without a branch on the keys: first the cache line, then the keys in it.
+    /// Counts cache lines first, then keys in one line, without a branch on a key.
     pub(crate) fn rank(&self, point: u64) -> usize {
         const LINE: usize = if SLOTS < 8 { SLOTS } else { 8 };
         let len = self.len();
@@ -160,7 +161,7 @@ impl Leaf {
         (start, end)
     }
 
-    /// True if it was emptied and is no longer used. Its links do not change any more.
+    /// True if the leaf was emptied and is no longer used. Its links then never change.
     pub(crate) fn is_dead(&self) -> bool {
         self.word.load(Acquire) & DEAD != 0
     }
@@ -204,7 +205,7 @@ impl<'g> LockedLeaf<'g> {
             }
             let locked = |word| leaf.word.compare_exchange(word, word | LOCKED, Acquire, Relaxed);
             if word & LOCKED == 0 && locked(word).is_ok() {
-                // No change may be seen before the word that announces it.
+                // No reader may see a change before it sees the locked word.
                 fence(Release);
                 return Some(Self { leaf, word });
             }
@@ -224,7 +225,8 @@ impl<'g> LockedLeaf<'g> {
         self.high.store(high, Release);
     }
 
-    /// Takes over the span of the next leaf, which is dead and on no higher level, and unlinks it.
+    /// Takes over the span of the next leaf and unlinks it. That leaf is dead and on no higher
+    /// level.
     pub(crate) fn absorb(&self, dead: LeafRef<'g>) {
         self.set_high(dead.high());
         self.next.copy(&dead.next);
@@ -237,7 +239,7 @@ impl<'g> LockedLeaf<'g> {
         }
     }
 
-    /// Counts the free space exactly.
+    /// Sets `room` to the longest free run.
     pub(crate) fn count_room(&self) {
         let runs = (0..=self.len()).map(|slot| self.run_before(slot));
         let room = runs.map(|(start, end)| end - start).max();
@@ -264,9 +266,9 @@ impl<'g> LockedLeaf<'g> {
         item
     }
 
-    /// Puts an item into a slot of a full leaf. It moves the upper half, or nothing if the item
-    /// comes last, to a leaf that no other thread has yet, adds the item, and links the new leaf.
-    /// The span of that leaf begins with its first item.
+    /// Puts an item into a slot of a full leaf. Moves the upper half, or nothing if the item comes
+    /// last, to `new`, which no other thread has yet. Then adds the item and links `new`, whose
+    /// span begins with its first item.
     pub(crate) fn insert_splitting(&self, slot: usize, item: Item, new: LeafRef<'g>) {
         let at = if slot == SLOTS { SLOTS } else { SLOTS / 2 };
         for from in at..SLOTS {
@@ -291,14 +293,15 @@ impl<'g> LockedLeaf<'g> {
     /// Marks the empty leaf as dead, and unlocks it: no thread locks it again.
     pub(crate) fn kill(mut self) {
         assert_eq!(self.len(), 0, "a leaf was to be dropped with items in it");
-        // Its free run may be part of a longer one with its neighbours', so no search may skip it.
+        // The leaf's free run may be part of a longer run across its neighbours, so no search may
+        // skip the leaf.
         self.room.store(u64::MAX, Relaxed);
         self.word |= DEAD;
     }
 }
 
 impl Leaf {
-    /// Puts an item into a slot; items from there on move up. Needs the lock, or a leaf that is not
+    /// Puts an item into a slot; the items from that slot on move up. The leaf is locked, or not
     /// linked yet.
     fn put(&self, slot: usize, item: Item) {
         let len = self.len();

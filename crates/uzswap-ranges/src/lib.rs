@@ -1,9 +1,9 @@
 //! The range index: which ranges of a large space are taken, and where a free one is.
 //!
-//! Keyed by (key, size): an item is the range from `key` to `key + size` with a `u64` of the
-//! caller's. Items never overlap. [`SkipList`] is the index: several slots to a leaf, a lock per
-//! leaf, readers without locks. `tree` (feature `testing`) has balanced trees behind one lock with
-//! the same interface, as the reference for tests and the peer in benches.
+//! An item is the range from `key` to `key + size`, with a `u64` that the caller chooses. Items
+//! never overlap. [`SkipList`] is the index: several slots to a leaf, a lock per leaf, readers
+//! without locks. `tree` (feature `testing`) has balanced trees behind one lock with the same
+//! interface, as the reference for tests and the peer in benches.
 //!
 //! docs/design/ranges.md has the structure with an example, and measurements.
 
@@ -37,7 +37,7 @@ pub struct Item {
     pub key: u64,
     /// Its length: at least 1; `key + size` fits in a `u64`.
     pub size: u64,
-    /// The caller's.
+    /// Any number of the caller's choice.
     pub value: u64,
 }
 
@@ -61,14 +61,16 @@ impl Item {
 pub enum Insert {
     /// The range is taken.
     Inserted,
-    /// Nothing was changed: this item overlaps. It may be gone by now.
+    /// Nothing was changed, because this item overlaps the range. A thread may have removed it by
+    /// now.
     Overlaps(Item),
 }
 
-/// The range that [`RangeIndex::insert_hole`] searches, and the item for it.
+/// The free range that [`RangeIndex::insert_hole`] is to find, and the item to put there.
 #[derive(Debug, Clone)]
 pub struct Hole {
-    /// The start of the search. Outside of `within`, the start of that.
+    /// The start of the search. If this is outside of `within`, the search starts where `within`
+    /// does.
     pub hint: u64,
     /// Length of the range, at least 1.
     pub size: u64,
@@ -76,7 +78,7 @@ pub struct Hole {
     pub align: u64,
     /// The range lies in here.
     pub within: Range<u64>,
-    /// The caller's, as in [`Item::value`].
+    /// As [`Item::value`].
     pub value: u64,
 }
 
@@ -95,7 +97,7 @@ impl Hole {
         [hint..end, start..end.min(hint.saturating_add(self.size - 1))]
     }
 
-    /// The start of the range in the free run from `from` on; `None` beyond the space.
+    /// The first aligned start at or after `from`; `None` beyond the space.
     pub(crate) fn start_in(&self, from: u64) -> Option<u64> {
         Some(from.checked_add(self.align - 1)? & !(self.align - 1))
     }
@@ -113,7 +115,8 @@ pub struct Totals {
     pub items: usize,
     /// The sum of their sizes.
     pub taken: u64,
-    /// The sum of the gaps between, before and after them: with `taken`, the whole space.
+    /// The sum of the gaps between, before and after the ranges. With `taken` it is the whole
+    /// space.
     pub free: u64,
     /// Leaves with items; 0 for an index without leaves.
     pub leaves: usize,
@@ -121,11 +124,11 @@ pub struct Totals {
 
 /// A range index: the interface of [`SkipList`] and the locked trees.
 ///
-/// Any number of threads may call all operations at once. An item is inserted whole and removed
-/// whole: a part cannot be removed, because extents are freed as they were allocated.
+/// Any number of threads may call operations at the same time. An item is inserted whole and
+/// removed whole: a part cannot be removed, because extents are freed as they were allocated.
 pub trait RangeIndex: Send + Sync {
-    /// Memory that an insertion may need, made ready where allocating is harmless. One for each
-    /// thread.
+    /// Memory that an insertion may need, allocated where allocating is harmless. Each thread has
+    /// its own.
     type Preload: Default + Send;
 
     /// Makes the memory for one insertion ready, if it is not. Insertions do this too, before they
@@ -138,11 +141,12 @@ pub trait RangeIndex: Send + Sync {
     /// If the range is empty or ends beyond the space.
     fn insert(&self, item: Item, preload: &mut Self::Preload) -> Insert;
 
-    /// Finds a free range and takes it; its start. `None` if no place was free when it was checked.
+    /// Finds a free range, takes it, and returns its start. `None` if the search found no free
+    /// range.
     ///
-    /// Takes the first range at or after the hint, or else the first in `within`. It may or may not
-    /// see ranges that others take or free during the search. The returned range belongs to the
-    /// caller alone.
+    /// Takes the first range at or after the hint, or else the first in `within`. The search may or
+    /// may not see ranges that other threads take or free meanwhile. The returned range belongs to
+    /// the caller alone.
     ///
     /// # Panics
     /// If the size is 0 or the alignment is not a power of two.
@@ -156,12 +160,12 @@ pub trait RangeIndex: Send + Sync {
         self.lookup(key).filter(|item| item.key == key)
     }
 
-    /// The item whose range contains `point`. It may be gone when this returns: a caller that needs
-    /// it to stay uses [`RangeIndex::lookup_locked`], or checks again.
+    /// The item whose range contains `point`. Another thread may have removed it when this returns.
+    /// A caller that needs the item to stay uses [`RangeIndex::lookup_locked`], or checks again.
     fn lookup(&self, point: u64) -> Option<Item>;
 
-    /// The same, with the item kept while `then` runs, by the lock on its neighbourhood. `then`
-    /// must be short, and must not call the index.
+    /// The same, but a lock keeps the item in the index while `then` runs. `then` must be short,
+    /// and must not call the index.
     fn lookup_locked<R>(&self, point: u64, then: impl FnOnce(Option<Item>) -> R) -> R;
 
     /// The first item.
@@ -179,12 +183,12 @@ pub trait RangeIndex: Send + Sync {
     /// The last item.
     fn last(&self) -> Option<Item>;
 
-    /// Iterates by leaf: replaces `items` by those that begin at or after `from` in the leaf of
-    /// `from`, as they were at one moment. Returns the start of the next leaf; `None` after the
-    /// last. Begin with 0.
+    /// Iterates by leaf, beginning with a `from` of 0. Replaces `items` with those items of the
+    /// leaf that owns `from` that begin at or after `from`, as they were at one moment. Returns the
+    /// start of the next leaf; `None` after the last.
     fn leaf(&self, from: u64, items: &mut Vec<Item>) -> Option<u64>;
 
-    /// Bytes of memory in use, except leaves that wait for their last reader.
+    /// Bytes of memory in use, without removed leaves that a reader may still use.
     fn bytes(&self) -> usize;
 
     /// Recounts everything and checks every invariant. No other call may run meanwhile.

@@ -1,19 +1,19 @@
 //! The skiplist: finding leaves, inserting, removing, and the levels above the lowest.
 //!
 //! **The list.** Every leaf is on the lowest level, sorted by `low`, and the spans of these leaves
-//! fill the space. A leaf of height h is linked on the levels above one by one, from below, after
-//! it is in use, and unlinked one by one from above. So each level is a part of the one below it.
-//! The first leaf is on all levels and never goes.
+//! fill the space. After a leaf is in use there, it is linked on its higher levels one by one, from
+//! the lowest up. It is unlinked one by one from the highest down. Each level is thus a part of the
+//! level below it. The first leaf is on all levels and never goes.
 //!
 //! **Locks.** A link changes under the lock of its leaf, and only while that leaf is not dead.
-//! Locks are taken from left to right, two at most. A thread locks a leaf and the next to move
-//! their boundary, or a leaf and one that is linked behind it.
+//! Locks are taken from left to right, two at most. A thread locks two neighbours to move the
+//! boundary between them, or two leaves to link one behind the other.
 //!
-//! **Removal** has two phases. The thread that takes the last item out of a leaf marks it dead
-//! under its lock: no thread locks it again, and its links stay as they are. Then it is unlinked
-//! level by level, and the last step gives its span to its left neighbour. A thread that meets a
-//! dead leaf and needs its span or its links unlinks it too, without waiting for the other. The
-//! thread that marked it retires it.
+//! **Removal** has two phases. The thread that takes the last item out of a leaf marks the leaf
+//! dead under its lock. From then on no thread locks the leaf or changes its links. The thread then
+//! unlinks the leaf level by level; the last step gives its span to its left neighbour. Another
+//! thread that needs the span or the links of a dead leaf unlinks it too, without waiting for the
+//! first thread. The first thread retires the leaf.
 
 #![expect(
     unsafe_code,
@@ -58,13 +58,13 @@ impl SkipList {
     }
 
     /// Walks to the leaf whose span contains `point`, without a lock. The leaf may have changed
-    /// meanwhile, so the caller checks it, and calls again if it has. The first time the walk
-    /// relies on the copies of `low` beside the links and touches fewer leaves. A copy may be too
-    /// low, so later times it reads each leaf itself.
+    /// meanwhile. The caller checks this and, if so, calls with `again`. The first walk relies on
+    /// the copies of `low` beside the links and touches fewer leaves. A copy may be too low, so a
+    /// walk with `again` reads each leaf itself.
     pub(crate) fn find<'g>(&'g self, point: u64, again: bool, pinned: &'g Guard) -> LeafRef<'g> {
         let mut leaf = self.find_on(1, point, again, pinned);
         while leaf.high() <= point {
-            // No next leaf: the last one has just become longer.
+            // No next leaf: the span of the last leaf has just grown.
             let Some(next) = leaf.next.get(pinned) else { break };
             leaf = next;
         }
@@ -173,7 +173,8 @@ impl SkipList {
         Some(item)
     }
 
-    /// Links a leaf, which is on the lowest level, on the levels above. Stops if it dies meanwhile.
+    /// Links a leaf of the lowest level on its higher levels. Stops if another thread marks it
+    /// dead.
     fn link<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
         for level in 1..leaf.height() {
             loop {
@@ -187,8 +188,8 @@ impl SkipList {
         }
     }
 
-    /// `Ok(false)` if another change came between: to be tried again. `Err` has a dead leaf to
-    /// unlink first, or the leaf itself, if it is dead.
+    /// `Ok(false)` if another thread's change came between: try again. `Err` has a dead leaf to
+    /// unlink first, or `leaf` itself if that is dead.
     fn link_on<'g>(
         &'g self,
         leaf: LeafRef<'g>,
@@ -199,8 +200,8 @@ impl SkipList {
         let before = self.lock_before(low, level, pinned)?;
         let locked = LockedLeaf::new(leaf).ok_or(leaf)?;
         let (from, to) = (&before.upper[level - 1], &locked.upper[level - 1]);
-        // Under its lock the leaf's `low` does not change. If it had passed that of the next leaf
-        // here, that one would belong before it.
+        // `low` does not change while the leaf is locked. If it has reached the `low` of the next
+        // leaf on this level, that leaf belongs before this one.
         let next = from.next.get(pinned);
         let next_low = next.map_or(u64::MAX, |next| next.low());
         if next_low <= locked.low() {
@@ -213,7 +214,7 @@ impl SkipList {
         Ok(true)
     }
 
-    /// Unlinks a dead leaf from every level, unless that is done, and dead leaves that are in the
+    /// Unlinks a dead leaf from every level that it is still on, and dead leaves that are in the
     /// way.
     pub(crate) fn unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
         let mut dead = leaf;
@@ -230,7 +231,7 @@ impl SkipList {
     fn try_unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) -> Result<(), LeafRef<'g>> {
         for level in (0..leaf.height()).rev() {
             let before = self.lock_before(leaf.low(), level, pinned)?;
-            // If another leaf comes next, this one was unlinked from the level, for good.
+            // If another leaf comes next, a thread has unlinked this one from the level, for good.
             if next_on(&before, level, pinned) == Some(leaf) {
                 unlink_from(&before, leaf, level);
             }
@@ -239,10 +240,10 @@ impl SkipList {
     }
 
     /// Locks the last leaf on a level whose span begins before `low`, so that the next one there
-    /// begins at `low` or behind it. `Err` has a dead leaf in its place.
+    /// begins at `low` or behind it. `Err` has the leaf in that place if it is dead.
     ///
-    /// The leaf came from a link on this level or above, so it was on this level once. It is not
-    /// dead, so it still is.
+    /// The locked leaf came from a link on this level or above, so it was on this level once. It is
+    /// not dead, so it still is on it.
     fn lock_before<'g>(
         &'g self,
         low: u64,
@@ -279,7 +280,7 @@ pub(crate) fn next_on<'g>(leaf: &Leaf, level: usize, pinned: &'g Guard) -> Optio
     }
 }
 
-/// Unlinks a dead leaf from a level; it comes next after `before` there.
+/// Unlinks a dead leaf from a level on which it comes right after `before`.
 fn unlink_from<'g>(before: &LockedLeaf<'g>, dead: LeafRef<'g>, level: usize) {
     if level == 0 {
         before.absorb(dead);
@@ -290,7 +291,7 @@ fn unlink_from<'g>(before: &LockedLeaf<'g>, dead: LeafRef<'g>, level: usize) {
     from.low.store(to.low.load(Acquire), Release);
 }
 
-/// Extends a leaf's span to `end`, into that of the next leaf, if there is nothing in between.
+/// Extends a leaf's span to `end`, into the span of the next leaf, if no item lies in between.
 pub(crate) fn extend<'g>(
     locked: &LockedLeaf<'g>,
     end: u64,

@@ -5,8 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use uzswap_sync as sync;
 
 /// Memory for the leaf that an insertion may need, so that nothing is allocated while a lock is
-/// held or memory is short. Each thread has one. An insertion takes the leaf in one case of forty
-/// or so.
+/// held or memory is short. Each thread has one. About one insertion in forty takes the leaf.
 pub struct Preload {
     leaf: Option<Box<Leaf>>,
     /// State of a xorshift generator, which draws heights.
@@ -45,7 +44,7 @@ impl Preload {
         self.leaf.take().expect("insertions make the memory ready first, and need one leaf at most")
     }
 
-    /// 1, plus one for each random bit that is zero, up to the first that is not.
+    /// 1, plus the number of zeros below the lowest set bit of a random number.
     fn height(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

@@ -16,8 +16,8 @@ fn schedules() -> usize {
     if std::env::var_os("UZSWAP_FULL").is_some() { 20_000 } else { 500 }
 }
 
-/// Half of the schedules switch threads at every step. The other half lets one run on and delays
-/// another at a few points, so that a whole series of changes falls in between.
+/// Half of the schedules switch threads at every step. The other half delays a thread at a few
+/// points and lets another run on, so that a whole series of changes falls in between.
 fn explore(test: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(test, schedules() / 2);
     shuttle::check_pct(test, schedules() / 2, 3);
@@ -63,7 +63,7 @@ impl Done {
 
 type Body = Box<dyn FnOnce(&SkipList, &mut Done) + Send>;
 
-/// Runs the bodies as threads on one list, and compares.
+/// Runs the bodies as threads on one list, and compares the list with their records.
 fn race(before: impl IntoIterator<Item = Item>, bodies: Vec<Body>) -> Arc<SkipList> {
     let list = Arc::new(SkipList::new());
     let mut first = Done::new();
@@ -165,7 +165,7 @@ fn a_leaf_dies_while_it_is_being_linked() {
         race(
             leaves(2),
             vec![
-                // Splits the first leaf: 20 and 30 move to a new one, which the other thread
+                // Splits the first leaf: 20 and 30 move to a new leaf, which the second thread
                 // empties.
                 Box::new(|list, done| assert!(done.insert(list, item(5, 1)))),
                 Box::new(|list, done| {
@@ -185,7 +185,7 @@ fn a_boundary_moves_under_a_wide_range() {
         race(
             leaves(3),
             vec![
-                // From behind 30, the last of the first leaf, over the boundary at 40.
+                // From behind 30, the last item of the first leaf, over the boundary at 40.
                 Box::new(|list, done| {
                     done.remove(list, 40);
                     done.insert(list, item(32, 15));

@@ -18,8 +18,8 @@ pub enum Op {
     Iterate(u64),
 }
 
-/// Decodes operations on the points below `space` from any bytes. Half of them insert, until
-/// `dense` operations were read, and a quarter after that.
+/// Decodes operations on the points below `space` from any bytes. Half of the first `dense`
+/// operations insert, and three eighths of the later ones.
 pub fn decode_ops(bytes: &[u8], space: u64, dense: usize) -> impl Iterator<Item = Op> {
     bytes.chunks_exact(8).enumerate().map(move |(number, bytes)| {
         let two = |at: usize| u64::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
@@ -51,7 +51,8 @@ pub struct Harness<I: RangeIndex> {
 }
 
 impl<I: RangeIndex> Harness<I> {
-    /// Both empty. The caller passes `preload`, so that a test can choose its random numbers.
+    /// Index and map are empty. The caller passes `preload`, so that a test can choose its random
+    /// numbers.
     pub fn new(index: I, preload: I::Preload) -> Self {
         Self { index, preload, map: BTreeMap::new() }
     }

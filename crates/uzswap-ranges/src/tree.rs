@@ -180,7 +180,8 @@ impl Ordered for BTreeMap<u64, (u64, u64)> {
     const ITEM_BYTES: usize = 3 * 8 * 3 / 2;
 }
 
-/// A node of the red-black tree. In a cell, because the tree lends its nodes shared only.
+/// A node of the red-black tree. Its item is in a cell, because the tree lends only shared
+/// references to nodes.
 pub struct Node {
     link: RBTreeLink,
     item: Cell<Item>,

@@ -27,8 +27,8 @@ impl Random {
     }
 }
 
-/// The points of a space, each with the thread that has it. So a point that two threads get is
-/// noticed at once.
+/// The points of a space, each with the thread that has it. If two threads get a point, the test
+/// fails immediately.
 struct Owners(Vec<AtomicU64>);
 
 impl Owners {
@@ -135,7 +135,7 @@ fn the_locked_trees_pass_the_same() {
     run(&LockedMap::new(), 600);
 }
 
-/// Every lookup without a lock finds the items that stay, in spite of all other changes.
+/// Every lookup without a lock finds the items that no thread removes.
 #[test]
 fn what_stays_is_always_found() {
     const STAY: u64 = 97;

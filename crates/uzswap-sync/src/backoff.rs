@@ -10,7 +10,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Before the first wait.
+    /// A backoff that has not waited yet.
     pub fn new() -> Self {
         Self::default()
     }

@@ -1,15 +1,15 @@
-//! The locks that a thread holds, recorded in builds with debug assertions. So a test can assert
-//! that no thread waits for memory while it holds a lock of a serving thread.
+//! The locks that a thread holds, recorded in builds with debug assertions. A test can then assert
+//! that no thread waits for memory while it holds a lock that a serving thread takes.
 
 #[cfg(debug_assertions)]
 mod known {
     use std::cell::Cell;
 
-    /// Most locks that are recorded; further ones are not.
+    /// Locks that are recorded for a thread, at most.
     const LOCKS: usize = 128;
 
     thread_local! {
-        // Without a destructor or memory of their own: an allocator may read them.
+        // An allocator may read these, so they have no destructor and allocate nothing.
         static KINDS: [Cell<&'static str>; LOCKS] = const { [const { Cell::new("") }; LOCKS] };
         static COUNT: Cell<usize> = const { Cell::new(0) };
     }
@@ -35,7 +35,7 @@ mod known {
             let count = COUNT.replace(COUNT.get() - 1);
             KINDS.with(|kinds| {
                 let known = &kinds[..count.min(LOCKS)];
-                // Mostly it is the last one taken.
+                // A thread mostly releases the lock that it took last.
                 if let Some(at) = known.iter().rposition(|slot| slot.get() == self.0) {
                     known[at].set(known[known.len() - 1].get());
                 }

@@ -22,15 +22,15 @@ pub use std::sync::atomic;
 
 use crossbeam_epoch::Guard;
 
-/// Delays the freeing of memory that other threads unlink from now on. The first call of a thread
+/// While the guard lives, memory that other threads unlink is not freed. The first call of a thread
 /// allocates.
 #[cfg(not(feature = "shuttle"))]
 pub fn pin() -> Guard {
     crossbeam_epoch::pin()
 }
 
-/// The same for threads of the model checker, which are one thread to the system: each call is a
-/// thread of its own to the epochs.
+/// The same under the model checker. Its threads all run on one thread of the system, so each call
+/// registers a thread of its own with the epochs.
 #[cfg(feature = "shuttle")]
 pub fn pin() -> Guard {
     static COLLECTOR: std::sync::LazyLock<crossbeam_epoch::Collector> =

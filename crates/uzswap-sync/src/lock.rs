@@ -14,13 +14,13 @@ use std::sync as imp;
 pub struct Mutex<T>(imp::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// Unlocked.
+    /// An unlocked lock.
     pub fn new(value: T) -> Self {
         Self(imp::Mutex::new(value))
     }
 }
 
-/// The value of a locked lock, until this is dropped.
+/// Access to the value of a lock. Dropping the guard unlocks.
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     guard: imp::MutexGuard<'a, T>,
@@ -62,7 +62,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     held(mutex, guard)
 }
 
-/// In a simulation a thread may only wait for a thread that has the turn.
+/// In a simulation a thread must not block: it would keep the turn that the lock's holder needs.
 #[cfg_attr(feature = "simulation", track_caller)]
 fn lock_in_turn<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     crate::turns::step();
@@ -74,7 +74,7 @@ fn lock_in_turn<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// Locks if that needs no waiting.
+/// Locks if the lock is free; `None` if not.
 pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.0.try_lock() {
         Ok(guard) => Some(held(mutex, guard)),

@@ -1,7 +1,7 @@
 //! The cost of locks: how often each kind is taken, the time waited for it, and the time held.
 //!
-//! Without the feature `profile` none of this is compiled in. With it, a lock costs one more load
-//! until it is switched on; then two clock reads.
+//! Without the feature `profile` none of this is compiled in. With the feature, a lock costs one
+//! more load while counting is off, and two clock reads while it is on.
 
 #[cfg(feature = "profile")]
 pub use on::*;
@@ -77,7 +77,7 @@ mod on {
         pub name: &'static str,
         /// Times that it was taken.
         pub acquisitions: u64,
-        /// The part of them that had to wait.
+        /// Acquisitions that had to wait.
         pub contended: u64,
         /// Time waited.
         pub waited: Duration,
@@ -99,8 +99,8 @@ mod on {
         ON.store(on, Relaxed);
     }
 
-    /// Counts each lock of a kind by itself, or stops that. It takes time, so locks held meanwhile
-    /// are held longer.
+    /// Turns the separate count of each lock of a kind on or off. This count takes time while a
+    /// lock is held, so `held` grows.
     pub fn tell_apart(on: bool) {
         TELLS_APART.store(on, Relaxed);
     }
@@ -119,7 +119,7 @@ mod on {
         own.iter().for_each(|kind| add(&mut all, kind));
     }
 
-    /// The counts of all threads; resets them.
+    /// Returns the counts of all threads that called [`flush`], and resets them.
     pub fn take() -> Vec<LockProfile> {
         std::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -234,7 +234,7 @@ mod on {
                 });
                 let thread = told.recv().expect("it tells").expect("/proc is mounted");
                 let state = std::path::Path::new("/proc").join(thread).join("stat");
-                // From then on it can only sleep for the lock.
+                // From its message on, the thread sleeps only for the lock.
                 while !std::fs::read_to_string(&state).expect("it lives").contains(") S ") {
                     std::thread::yield_now();
                 }

@@ -6,8 +6,8 @@
 //! of single loads and stores are the model checker's task.
 //!
 //! Threads run at different speeds. Each may be delayed at any point, for a few steps of the others
-//! or for thousands: mistakes lie at unexpectedly long delays. Delays are likelier at points that
-//! threads seldom reach in a history; otherwise they would mostly hit the common ones.
+//! or for thousands: bugs show at unexpectedly long delays. Delays are likelier at points that
+//! threads seldom reach in a history; otherwise most delays would fall on the common points.
 //!
 //! Without the feature `simulation` none of this is compiled in.
 
@@ -37,7 +37,7 @@ mod off {
 #[cfg(not(feature = "simulation"))]
 pub use off::*;
 
-/// A lock was released: another thread may have the turn.
+/// Dropped when a lock is released: another thread may then get the turn.
 #[derive(Debug)]
 pub(crate) struct Released;
 
@@ -59,13 +59,13 @@ mod on {
 
     thread_local! {
         static OWN: RefCell<Option<(Arc<Shared>, usize)>> = const { RefCell::new(None) };
-        // Without a destructor: threads that take no turns read it in signal handlers.
+        // Threads that take no turns read this in signal handlers, so it has no destructor.
         static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
     struct Shared {
         state: Mutex<State>,
-        /// One for each thread, and one for the thread that waits for their end.
+        /// One for each thread, and one for the caller of [`run`], which waits for their end.
         turns: Vec<Condvar>,
     }
 
@@ -83,29 +83,29 @@ mod on {
 
     struct Thread {
         runs: bool,
-        /// Waits for a lock of another thread: it needs no turn until a lock is released.
+        /// The thread waits for another thread's lock. It needs no turn until a lock is released.
         is_blocked: bool,
-        /// It is delayed until that many steps were taken, if others can run.
+        /// The thread is delayed until [`State::steps`] reaches this, if others can run.
         held_until: u64,
         /// Consecutive waits without any other step.
         waits: u64,
-        /// Turns that it gets while the slowest gets one.
+        /// Turns that the thread gets while the slowest gets one.
         speed: u64,
         steps: u64,
         /// Steps since its last [`begin`].
         since: u64,
-        /// Steps of each thread that it saw since then.
+        /// Steps of each thread that this thread saw since then.
         seen: [u64; THREADS_MAX],
     }
 
     /// Most threads that take turns.
     const THREADS_MAX: usize = 8;
 
-    /// Waits in a row after which all delays end: the thread waits for a delayed one.
+    /// Consecutive waits after which all delays end, because the thread waits for a delayed thread.
     const WAITS_MAX: u64 = 5000;
 
-    /// Most steps of another thread that count as seen between two of its own: a delayed thread
-    /// does not see the others' steps.
+    /// Steps of another thread that count as seen between two own steps, at most: a thread does not
+    /// see the steps that others take during its delay.
     const SEEN_MAX: u64 = 100;
 
     /// The body of a thread.
@@ -114,15 +114,15 @@ mod on {
     /// The chances of switches.
     #[derive(Debug, Clone, Copy)]
     pub struct Pace {
-        /// At one step of so many the turn passes on.
+        /// One step in this many passes the turn on.
         pub turn: u64,
-        /// At one such step of so many the thread is delayed for longer.
+        /// One such step in this many delays the thread for longer.
         pub hold: u64,
     }
 
     const SPEEDS: [u64; 3] = [1, 8, 64];
 
-    /// So many of the first visits to a point are seldom; later ever fewer.
+    /// The first visits to a point that count as seldom. Of later visits, ever fewer do.
     const SELDOM: u64 = 16;
 
     /// Most steps of a delay.
@@ -140,7 +140,7 @@ mod on {
             std::array::from_fn(|number| self.threads.get(number).map_or(0, |thread| thread.steps))
         }
 
-        /// True if a thread is delayed for being at a seldom point.
+        /// True if a thread is to be delayed here, because threads seldom reach this point.
         fn is_seldom(&mut self, at: &'static Location<'static>) -> bool {
             if self.pace.hold == u64::MAX {
                 return false;
@@ -151,13 +151,14 @@ mod on {
             self.below(visits) < SELDOM && self.below(8) == 0
         }
 
-        /// Delays a thread for at most so many steps, and half as often for twice as long.
+        /// Delays a thread for up to `steps_max` steps. A delay twice as long is half as likely.
         fn hold(&mut self, own: usize, steps_max: u64) {
             let longest = steps_max >> self.below(u64::from(steps_max.ilog2()));
             self.threads[own].held_until = self.steps + self.below(longest);
         }
 
-        /// Passes the turn to a thread that can run, maybe the same; `false` if none can.
+        /// Passes the turn to a thread that can run, maybe the same thread; `false` if no thread
+        /// can.
         fn pass_on(&mut self) -> bool {
             let steps = self.steps;
             let goes_on = |thread: &Thread| thread.runs && !thread.is_blocked;
@@ -192,7 +193,7 @@ mod on {
         Step,
         Wait,
         Lock,
-        /// Its action takes at most so many steps.
+        /// The thread does something slow while others take up to this many steps.
         Pause(u64),
     }
 
@@ -286,7 +287,7 @@ mod on {
         with_own(|shared, own| shared.step(own, Why::Wait, None));
     }
 
-    /// The calling thread does something slow: others run for at most so many steps.
+    /// The calling thread does something slow while others take up to `steps_max` steps.
     pub fn pause(steps_max: u64) {
         with_own(|shared, own| shared.step(own, Why::Pause(steps_max), None));
     }
@@ -300,7 +301,7 @@ mod on {
         with_own(Shared::let_go);
     }
 
-    /// The calling thread begins a new action: it may take as many steps again.
+    /// The calling thread begins a new action. The count of its steps starts again.
     pub fn begin() {
         with_own(|shared, own| {
             let thread = &mut shared.state().threads[own];
@@ -308,18 +309,18 @@ mod on {
         });
     }
 
-    /// Steps of another thread that the calling one saw during its action: at most [`SEEN_MAX`]
-    /// between two of its own.
+    /// Steps of another thread that the calling thread saw during its action: at most [`SEEN_MAX`]
+    /// between two own steps.
     pub fn seen(thread: usize) -> u64 {
         let mut seen = 0;
         with_own(|shared, own| seen = shared.state().threads[own].seen[thread]);
         seen
     }
 
-    /// Runs threads to their end, one at a time; the number of steps. An action of a thread,
-    /// between two calls of [`begin`], may take `since_max` steps.
+    /// Runs threads to their end, one at a time, and returns the number of steps. A thread may take
+    /// `since_max` steps between two calls of [`begin`].
     ///
-    /// Errors: a thread panicked, with its message. The others then never continue.
+    /// The error is the message of a thread that panicked. The other threads then never continue.
     pub fn run(
         seed: u64,
         pace: Pace,
@@ -368,7 +369,7 @@ mod on {
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).into()));
                     state.failed = Some(text.unwrap_or_default());
                 }
-                // None can: it was the last, or has left the others without a lock.
+                // No thread can run: this was the last, or it kept a lock that the others wait for.
                 if !state.pass_on() && state.threads.iter().any(|thread| thread.runs) {
                     let text = format!("thread {own} has ended, and others wait for a lock");
                     state.failed.get_or_insert(text);

@@ -1,8 +1,8 @@
 //! Pointers to leaves, and the rule that keeps them valid.
 //!
-//! A leaf is made in a `Box`, linked by [`LeafRef::publish`], and passed to [`LeafRef::retire`] by
-//! the thread that marked it dead, once no level links to it any more. From then on it stays in
-//! memory until every pinned thread is unpinned: the lifetime of a [`LeafRef`] is that of a pin.
+//! A leaf is made in a `Box` and passed to [`LeafRef::publish`]. The thread that marked it dead
+//! passes it to [`LeafRef::retire`] once no level links to it. The leaf then stays in memory until
+//! each thread that was pinned has unpinned: a [`LeafRef`] lives as long as a pin.
 
 #![expect(
     unsafe_code,
@@ -68,7 +68,8 @@ fn free(leaf: NonNull<Leaf>) {
     drop(unsafe { Box::from_raw(leaf.as_ptr()) });
 }
 
-/// Under the model checker the memory stays and is marked, so that a use after free is seen.
+/// Under the model checker the memory stays and is marked, so that `deref` detects a use after
+/// free.
 #[cfg(feature = "shuttle")]
 fn free(leaf: NonNull<Leaf>) {
     // SAFETY: the memory is never freed.
@@ -95,7 +96,7 @@ impl PartialEq for LeafRef<'_> {
     }
 }
 
-/// The first leaf of a list, which always exists; it frees all of them in the end.
+/// The first leaf of a list, which always exists. Dropping this frees all leaves of the list.
 pub(crate) struct Head(NonNull<Leaf>);
 
 // SAFETY: a leaf consists of atomics, and any thread may free it.
