@@ -1,10 +1,10 @@
-//! The parts of a daemon that outlive it, so that another one goes on where it was killed.
+//! The parts of a daemon that outlive it, so that another daemon goes on after it was killed.
 //!
-//! Its keeper has the descriptors: of the memory that the cache is in, of the backing, and over
-//! FUSE of the connections to the kernel. (Over ublk the devices stay, and the kernel has the
-//! requests.) A daemon is started with them, and gives them on to another keeper when its own is
-//! gone, or to the program that it becomes. When both are killed at once the swapped pages are
-//! lost.
+//! The keeper has the descriptors of the cache's memory, of the backing, and over FUSE of the
+//! connections to the kernel. (Over ublk the devices stay, and the kernel keeps the requests.) A
+//! daemon is started with these descriptors. It passes them on to another keeper when its own is
+//! gone, or to the program that it executes. If keeper and daemon are killed at once, the swapped
+//! pages are lost.
 
 use crate::device::options::DaemonOptions;
 use crate::device::processes::ProcessId;
@@ -17,13 +17,13 @@ use std::path::PathBuf;
 use uzswap_block::{BackingFile, KeptServer, TransportKind, open_backing_file};
 use uzswap_sys::{process, shared};
 
-/// See the module.
+/// The descriptors that outlive a daemon.
 pub struct KeptDaemon {
     /// The memory of the cache.
     pub cache: OwnedFd,
     /// The state with which the server goes on; `None` over ublk.
     pub server: Option<KeptServer>,
-    /// `None` for none.
+    /// The backing, if there is one.
     pub backing: Option<BackingFile>,
     /// The memory of the table of segments at a store; `None` without a store.
     pub store: Option<OwnedFd>,
@@ -32,17 +32,17 @@ pub struct KeptDaemon {
 /// The start data of a daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
-    /// The process that has started it: a daemon, where a keeper is started.
+    /// The daemon that has started this process, if a keeper is started.
     pub daemon: Option<ProcessId>,
-    /// True if that daemon serves; one that could not go on waits for the keeper's order.
+    /// True if that daemon serves. One that failed to take over waits for the keeper's order.
     pub serves: bool,
     /// The requested options.
     pub options: DaemonOptions,
-    /// Memory of the machine, bytes, when it was first started.
+    /// Memory of the machine when the first daemon was started, bytes.
     pub ram: u64,
-    /// The numbers of the descriptors with which it goes on.
+    /// The numbers of the descriptors to go on with.
     pub kept: Option<Numbers>,
-    /// The devices there are, of the daemon before; `None` if there was none.
+    /// The devices of the last daemon; `None` for the first.
     pub devices: Option<Vec<PathBuf>>,
 }
 
@@ -70,9 +70,9 @@ struct BackingNumber {
 }
 
 impl KeptDaemon {
-    /// Opens the descriptors that a daemon with these options will need. Errors: those of the
-    /// backing, and of FUSE. As a value, the reason that nothing can outlive it: it is plain
-    /// memory, or the kernel has no memory that stays without a process that locks it.
+    /// Opens the descriptors that a daemon with these options needs. Errors: those of the backing
+    /// and of FUSE. `Ok(Err(reason))`: nothing can outlive the daemon, since it is plain memory, or
+    /// the kernel has no memory that stays locked without a process.
     pub fn open(options: &DaemonOptions) -> Result<Result<Self, String>, Failure> {
         if options.bare {
             return Ok(Err("plain memory goes with it".into()));
@@ -107,13 +107,13 @@ impl KeptDaemon {
         server.chain([self.cache.as_fd()]).chain(backing).chain(store)
     }
 
-    /// Has the next program that this process starts have them; or no more.
+    /// Lets the programs that this process starts inherit them, or stops that.
     pub fn let_inherit(&self, is_inherited: bool) -> io::Result<()> {
         let each = if is_inherited { process::let_inherit } else { process::keep_from_inheriting };
         self.descriptors().try_for_each(each)
     }
 
-    /// By their numbers, which are those of a program that inherits them.
+    /// Their numbers, which are the same in a program that inherits them.
     pub fn numbers(&self) -> Numbers {
         Numbers {
             cache: self.cache.as_raw_fd(),
@@ -130,9 +130,9 @@ impl KeptDaemon {
         }
     }
 
-    /// The start data of this process. `take` decides the fate of the descriptors: a daemon leaves
-    /// them for another keeper ([`process::inherited`]), a keeper takes them
-    /// ([`process::take_inherited`]).
+    /// The descriptors that this process has inherited. A daemon passes [`process::inherited`] as
+    /// `take`, which leaves them inheritable for another keeper. A keeper passes
+    /// [`process::take_inherited`].
     pub fn inherited(
         numbers: &Numbers,
         take: impl Fn(i32) -> io::Result<OwnedFd>,

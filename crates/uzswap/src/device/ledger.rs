@@ -1,8 +1,8 @@
-//! The list of changes to the machine, each written down before it is made, and undoing them.
+//! The list of changes to the machine, each written down before it is made, and their undoing.
 //!
-//! There is one swap device a machine, so there is one such list, in [`FOLDER`]. The holder of the
-//! lock beside it is responsible for it: the keeper, and its daemon, which has inherited the lock.
-//! When the lock is free and there is a list, both were killed, and the next one undoes it.
+//! A machine has one swap device, so there is one such list, in [`FOLDER`]. The holder of the lock
+//! beside it is responsible for it: the keeper, and its daemon, which inherits the lock. If there
+//! is a list and the lock is free, both were killed, and the next keeper undoes it.
 
 use crate::device::folder::{self, FOLDER, Lock, disk, mount};
 use crate::device::group_change::GroupChange;
@@ -43,7 +43,7 @@ pub struct RunChange {
     /// The process.
     #[serde(flatten)]
     pub run: RunInfo,
-    /// Where its command is.
+    /// The group of its command.
     pub place: Option<GroupChange>,
 }
 
@@ -54,51 +54,52 @@ pub struct LedgerState {
     pub keeper: Option<ProcessId>,
     /// The daemon.
     pub daemon: Option<ProcessId>,
-    /// Over which transport.
+    /// The transport of its requests.
     pub transport: String,
-    /// Another daemon can go on where this one is killed.
+    /// True if another daemon can go on after this one is killed.
     pub outlives_daemon: bool,
-    /// The areas, in the order in which they are filled. One that somebody has switched off stays
-    /// as long as it has a device.
+    /// The areas, in the order in which the kernel fills them. An area that was switched off by
+    /// hand stays as long as it has a device.
     pub areas: Vec<AreaChange>,
-    /// A process that makes a further one.
+    /// The process that makes a further area.
     #[serde(default)]
     pub area_maker: Option<ProcessId>,
-    /// The kernel's zswap was on.
+    /// True if the kernel's zswap was on.
     pub zswap_was_on: bool,
-    /// The keeper's own group, where it has made one.
+    /// The keeper's own group, if it has made one.
     pub group: Option<GroupChange>,
-    /// It serves the whole machine until it is told to end, not runs until the last one has left.
+    /// True for `serve`, which goes on until it is told to end; a keeper of runs ends with the last
+    /// run.
     pub is_serving: bool,
     /// Runs.
     pub runs: Vec<RunChange>,
 }
 
-/// A step of undoing everything.
+/// A step of the undoing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Undo {
-    /// The end of it, if pages may be on an area.
+    /// Stops the undoing if pages may be on an area.
     Look,
-    /// Devices go.
+    /// Removes the devices.
     Detach,
-    /// The daemon ends; the end of it, if the daemon does not.
+    /// Ends the daemon, and stops the undoing if the daemon does not end.
     EndDaemon,
-    /// Mounts and groups go, settings come back.
+    /// Removes mounts and groups, and restores settings.
     Restore,
-    /// The folder goes, unless something of the above failed.
+    /// Removes the folder, unless an earlier step failed.
     Remove,
 }
 
-/// The steps in their order. From the second look on nobody can switch an area on again: the
-/// devices are gone.
+/// The steps in their order. After the second look an area cannot be switched on again: the devices
+/// are gone.
 pub const UNDO: [Undo; 6] =
     [Undo::Look, Undo::Detach, Undo::Look, Undo::EndDaemon, Undo::Restore, Undo::Remove];
 
-/// Answers with errors, until it is dropped.
+/// Answers requests with errors, until it is dropped.
 pub type StandIn = Box<dyn Transport>;
 
 impl LedgerState {
-    /// Reads it; the default where there is none.
+    /// Reads the list; the default if there is none.
     pub fn read() -> io::Result<Self> {
         let path = Path::new(FOLDER).join(STATE);
         let mut file = match File::open(&path) {
@@ -115,19 +116,19 @@ impl LedgerState {
         Ok(serde_json::from_slice(&text)?)
     }
 
-    /// True if a keeper is there, or a daemon that will start one.
+    /// True if a keeper lives, or a daemon that will start one.
     pub fn is_attended(&self) -> bool {
         [self.keeper, self.daemon].iter().flatten().any(ProcessId::is_alive)
     }
 
-    /// Replaces it, whole or not at all.
+    /// Replaces the list atomically.
     pub fn write(&self) -> io::Result<()> {
         let fresh = Path::new(FOLDER).join("state.new");
         folder::write(&fresh, &serde_json::to_vec(self)?)?;
         fs::rename(fresh, Path::new(FOLDER).join(STATE))
     }
 
-    /// The process that limits a group, by the group's folder.
+    /// The run that limits the group in this folder.
     pub fn run_in(&self, folder: &Path) -> Option<&RunChange> {
         self.runs.iter().find(|run| run.place.as_ref().is_some_and(|place| place.folder == folder))
     }
@@ -141,8 +142,8 @@ impl LedgerState {
         self.transport.parse().unwrap_or(TransportKind::Fuse)
     }
 
-    /// Areas of ours that the kernel lists, with the bytes that it has there. It lists one until
-    /// its last page is read back. Errors: it does not say, so any may be there.
+    /// Our areas that the kernel lists, with the bytes on each. The kernel lists an area until its
+    /// last page is read back. Error: the list cannot be read, so any area may be on.
     pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)
@@ -151,9 +152,9 @@ impl LedgerState {
         Ok(swap::areas()?.into_iter().filter(is_ours).collect())
     }
 
-    /// The parts of the disk with a device: on each the kernel may have an area, now or after
-    /// somebody's `swapon`. Forgets the areas that have none any more, but none that the kernel
-    /// lists: its device may not be known as ours where somebody has unmounted the file below it.
+    /// The parts of the disk with a device: the kernel may have an area on each, now or after a
+    /// `swapon` by hand. Forgets areas whose device is gone, but none that the kernel lists: a
+    /// device may not be recognized as ours after the file below it was unmounted.
     pub fn taken_parts(&mut self) -> Vec<Range<u64>> {
         let (transport, folder) = (self.transport(), Path::new(FOLDER));
         let listed = swap::areas();
@@ -166,8 +167,8 @@ impl LedgerState {
         self.areas.iter().map(|area| area.part.clone()).collect()
     }
 
-    /// True if pages may be on one of them, or on one that a process makes. Then nothing of it may
-    /// be ended, killed or removed.
+    /// True if pages may be on an area, or on one that is being made. Then none of its processes
+    /// may be ended and nothing removed.
     pub fn is_in_use(&self) -> bool {
         let is_made = self.area_maker.is_some_and(|maker| !maker.is_over());
         is_made || self.areas_on().map_or(true, |areas| !areas.is_empty())
@@ -184,11 +185,11 @@ impl LedgerState {
     }
 
     /// Has the kernel read back the pages of a killed daemon, as far as it can, and forget the
-    /// areas. Ends commands that were killed with their runs. Returns the failures.
+    /// areas. Ends the commands of killed runs. Returns the failures.
     fn empty(&mut self) -> Vec<String> {
         let mut troubles = Vec::new();
-        // First of all: a thread that waits for a page may not end before it is answered. Dropped
-        // when the areas are off: then nobody waits any more.
+        // First of all: a thread that waits for a page cannot end before it is answered. The
+        // stand-in is dropped when the areas are off, and no thread waits any more.
         let _stand_in = self.stand_in().unwrap_or_else(|error| {
             troubles.push(error.to_string());
             None
@@ -202,9 +203,9 @@ impl LedgerState {
         troubles
     }
 
-    /// Undoes everything, and removes the folder. Returns the changes that could not be undone.
-    /// Steps that are done already are no trouble, so it can be repeated. While the kernel lists an
-    /// area, nothing under it is touched, not even the daemon, which `end_daemon` would end.
+    /// Undoes everything, and removes the folder. Returns the changes that could not be undone. It
+    /// may be repeated: steps that are done already cause no failure. While the kernel lists an
+    /// area, nothing under it is touched; not even `end_daemon` is called.
     pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
         let mut troubles = Vec::new();
         let mut end = end_daemon.into_iter();
@@ -219,13 +220,13 @@ impl LedgerState {
                         return troubles;
                     }
                 }
-                // Kept otherwise, so that the next one tries again.
+                // After a failure the folder stays, so that the next keeper tries again.
                 Undo::Remove if !troubles.is_empty() => {}
                 Undo::Look => {}
                 Undo::Detach => self.detach(&mut troubles),
                 Undo::Restore => self.restore(&mut troubles),
                 Undo::Remove => {
-                    // An error: it is not empty, or gone.
+                    // An error: the folder is not empty, or gone.
                     let _ = fs::remove_dir(mount());
                     let _ = fs::remove_dir_all(FOLDER);
                 }
@@ -258,9 +259,8 @@ impl LedgerState {
         }
     }
 
-    /// Where the daemon is dead and its devices wait for another, one that answers with errors is
-    /// started. So a thread that waits for a page learns that it is lost, and the areas can be
-    /// switched off.
+    /// Starts a stand-in for a dead daemon whose devices wait for another one. A thread that waits
+    /// for a page then learns that it is lost, and the areas can be switched off.
     pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
         let devices: Vec<_> = self.areas_on()?.into_iter().map(|area| area.path).collect();
         serving::stand_in(self.transport(), &devices).map_err(|error| {
@@ -282,11 +282,11 @@ fn note(troubles: &mut Vec<String>, what: &str, result: io::Result<()>) {
 /// The outcome of [`clean_up`].
 #[derive(Debug, Default)]
 pub struct CleanedUp {
-    /// In words.
+    /// The changes that were undone, in words.
     pub done: Vec<String>,
     /// The changes that could not be undone.
     pub left: Vec<String>,
-    /// The kernel still lists an area of ours.
+    /// True if the kernel still lists an area of ours.
     pub is_in_use: bool,
 }
 

@@ -1,4 +1,5 @@
-//! A run's part: it joins the cache of this machine, or has one made, and leaves it.
+//! The part of a run in the cache of this machine: it joins the cache or has it made, and leaves
+//! it.
 
 use crate::cli::CacheArguments;
 use crate::device::group_change::GroupChange;
@@ -13,13 +14,13 @@ use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How long another keeper may take to end, or to take over.
+/// How long the last keeper may take to end, or the next one to take over.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Time that may pass without a process that could restart the keeper.
+/// Time that may pass without a process that could start a keeper.
 const ABANDONED: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Why the pages are lost where nobody is left to say it.
+/// The reason of a loss when keeper and daemon are both gone.
 pub const KEEPER_GONE: &str = "the keeper died with it, and no other has taken over";
 
 /// The message when the swapped pages are lost, for this reason.
@@ -27,21 +28,21 @@ pub fn pages_lost(why: &str) -> String {
     format!("the daemon died ({why}); the swapped pages are lost")
 }
 
-/// See the module.
+/// A run that has joined a cache.
 pub struct Membership {
     pid: i32,
     wire: Wire,
     /// The cache that it takes part in.
     pub joined: Joined,
-    /// The keeper's process, where this one has started it.
+    /// The keeper's process, if this run has started it.
     keeper: Option<Child>,
     is_gone: bool,
-    /// So many took part when the command began.
+    /// Runs that used the cache when the command began.
     pub runs: usize,
 }
 
 impl Membership {
-    /// Joins; without anything to join, has a cache made with `options`.
+    /// Joins the cache. If there is none, has one made with `options`.
     pub fn join(run: &RunInfo, options: &DaemonOptions) -> Result<Self, Failure> {
         let began = Instant::now();
         loop {
@@ -50,7 +51,7 @@ impl Membership {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     return Err(Failure::new(keeper::cannot_lock(&error)));
                 }
-                // There is none, or it was killed.
+                // There is no keeper, or it was killed.
                 Err(_) => {
                     let started = spared::start(&["keeper".into()]);
                     let (child, wire) = started.map_err(cannot_start)?;
@@ -71,7 +72,7 @@ impl Membership {
                     });
                 }
                 Ok(Tell::Refused(message)) => return Err(Failure::new(message)),
-                // Somebody else was faster, or the last run is just leaving.
+                // Another process was faster, or the last run is just leaving.
                 Ok(_) | Err(_) if began.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
                 Ok(_) | Err(_) => {
                     return Err(Failure::new(
@@ -83,7 +84,7 @@ impl Membership {
         }
     }
 
-    /// Tells the differences from a cache of its own.
+    /// Prints how the joined cache differs from one of its own.
     pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
         for line in &self.joined.cleaned {
             say!("uzswap: {line}");
@@ -97,9 +98,9 @@ impl Membership {
         }
     }
 
-    /// Says where the command is about to run; only then it may.
+    /// Tells the keeper the command's group. The command may begin only after this.
     pub fn place(&mut self, place: &GroupChange, events: &Events) -> Result<(), Failure> {
-        // An error: the keeper is gone, as the events tell.
+        // An error: the keeper is gone, which the events report.
         let _ = self.wire.send(&Ask::Place(place.clone()));
         loop {
             match events.receiver.recv() {
@@ -121,8 +122,8 @@ impl Membership {
         }
     }
 
-    /// Has messages of the keeper become events from now on. When the keeper dies, another one
-    /// takes over, and is told that we are still here.
+    /// Turns messages of the keeper into events from now on. When the keeper dies, the thread
+    /// reconnects to the next one.
     pub fn watch(&self, events: &Events) -> Result<(), Failure> {
         let mut wire = self.wire.sender().map_err(cannot_start)?;
         let (pid, events) = (self.pid, events.sender.clone());
@@ -150,17 +151,18 @@ impl Membership {
         Ok(())
     }
 
-    /// Takes part over another wire, after the keeper was replaced.
+    /// Uses another wire, after the keeper was replaced.
     pub fn came_back(&mut self, wire: Wire) {
         self.wire = wire;
     }
 
-    /// Nobody is left to take part in anything with.
+    /// Notes that keeper and daemon are gone.
     pub fn gone(&mut self) {
         self.is_gone = true;
     }
 
-    /// Leaves: nothing of the command is left. The changes that could not be undone.
+    /// Leaves, after every process of the command has ended. Returns the changes that could not be
+    /// undone.
     pub fn leave(mut self, events: &Events) -> Vec<String> {
         if self.is_gone {
             return Vec::new();
@@ -170,12 +172,12 @@ impl Membership {
         let mut lost = Vec::new();
         loop {
             match events.receiver.recv() {
-                // The command was ended for it, which was noticed first.
+                // The command was killed because of the loss, and its end was noticed first.
                 Ok(Event::Told(Tell::Lost(why))) => lost.push(pages_lost(&why)),
                 Ok(Event::Told(Tell::Left { is_over, mut troubles })) => {
                     troubles.splice(0..0, lost);
                     if let (Some(mut keeper), true) = (self.keeper.take(), is_over) {
-                        // An error: it is not there to be waited for.
+                        // An error: the process is not our child.
                         let _ = keeper.wait();
                     }
                     return troubles;
@@ -199,7 +201,7 @@ fn cannot_start(error: io::Error) -> Failure {
 struct Rejoined {
     wire: Wire,
     is_noted: bool,
-    /// Said to all members before the answer.
+    /// Messages to all members that came before the answer.
     early: Vec<Tell>,
 }
 
@@ -220,7 +222,7 @@ fn rejoin(stream: UnixStream, pid: i32) -> io::Result<Rejoined> {
     }
 }
 
-/// A wire to a keeper that has taken over, and another handle of it; `None`: there is none.
+/// A wire to the next keeper, and another handle of that wire; `None` if there is no keeper.
 fn come_back(pid: i32) -> Option<(Rejoined, Wire)> {
     let mut attended = Instant::now();
     while attended.elapsed() < ABANDONED {
@@ -229,7 +231,7 @@ fn come_back(pid: i32) -> Option<(Rejoined, Wire)> {
             Ok(back) => return back.wire.sender().ok().map(|sender| (back, sender)),
             Err(_) => std::thread::sleep(PAUSE),
         }
-        // Keeper and daemon start each other, which takes long where they get little of a CPU.
+        // Keeper and daemon start each other, which takes long when they get little CPU time.
         if ledger::LedgerState::read().is_ok_and(|state| state.is_attended()) {
             attended = Instant::now();
         }

@@ -1,4 +1,4 @@
-//! From arguments to the daemon's options: defaults filled in, everything checked first.
+//! From arguments to the daemon's options: fills in defaults, and checks everything first.
 
 use crate::cli::{CacheArguments, Transport};
 use crate::device::requirements;
@@ -13,15 +13,15 @@ use uzswap_engine::PAGE_BYTES;
 use uzswap_remote::Address;
 use uzswap_sys::cpu::{self, MemoryInfo};
 
-/// The compressor for pages unless another is requested.
+/// The compressor, unless another is requested.
 const COMPRESSOR: &str = "zstd";
 
-/// Where an unnamed backing goes.
+/// The folder of an unnamed backing.
 const BACKING_FOLDER: &str = "/var/tmp";
 
-/// Least memory that a command, a pool can do with.
+/// Least memory of a command, and of a pool.
 const MEMORY_MIN: u64 = 4 << 20;
-/// The pool's most, as a share of a command's memory that it is a part of.
+/// A pool that is a part of the command's memory takes at most this share of it.
 const INCLUDED_POOL_DIVISOR: u64 = 2;
 const POOL_MIN: u64 = 4 << 20;
 const SIZE_MIN: u64 = 16 << 20;
@@ -31,7 +31,7 @@ const SIZE_MIN: u64 = 16 << 20;
 pub struct DaemonOptions {
     /// Pages of the device, at most.
     pub pages: u32,
-    /// How requests come to it: `fuse` or `ublk`.
+    /// The transport: `fuse` or `ublk`.
     pub transport: String,
     /// Bytes of the pool.
     pub pool: u64,
@@ -42,16 +42,16 @@ pub struct DaemonOptions {
     /// The address of the store beside it.
     #[serde(default)]
     pub store: Option<String>,
-    /// It is not sealed.
+    /// True if the backing is not sealed.
     pub plain_backing: bool,
-    /// Identical pages are kept once from the start. The device does not know the owner of a page,
-    /// so a user could find out that another one has the same page.
+    /// True if identical pages are kept once from the start. The device does not know the owner of
+    /// a page, so one user could find out that another has the same page.
     pub keeps_same_once: bool,
-    /// Threads, at most.
+    /// Threads at start.
     pub threads: usize,
-    /// Of these, how many come and go with each CPU.
+    /// Threads that come and go with each CPU.
     pub threads_per_cpu: usize,
-    /// Plain memory instead of a cache.
+    /// True for plain memory instead of a cache.
     pub bare: bool,
 }
 
@@ -67,7 +67,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Where it is, if it has a name.
+    /// Its path, if it has a name.
     fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path, _) => Some(path),
@@ -75,7 +75,7 @@ impl Backing {
         }
     }
 
-    /// For the front end.
+    /// The same, for the front end.
     pub fn spec(&self) -> BackingSpec {
         match self.clone() {
             Self::None => BackingSpec::None,
@@ -86,7 +86,7 @@ impl Backing {
 }
 
 impl DaemonOptions {
-    /// For the front end.
+    /// The options of the server, for the front end.
     pub fn server(&self) -> ServerConfig {
         ServerConfig {
             threads: self.threads,
@@ -118,14 +118,13 @@ pub fn included_pool(memory: u64) -> u64 {
     (memory / INCLUDED_POOL_DIVISOR).max(POOL_MIN)
 }
 
-/// Size of the device for a command with this limit: the machine's memory, and at least 16 times
-/// the limit. Address space costs nothing until it is used.
+/// Size of the device for a command with this limit. Address space costs nothing until it is used.
 pub fn default_size(memory: u64, machine: MemoryInfo) -> u64 {
     machine.total.max(memory.saturating_mul(16))
 }
 
 /// Fills in the defaults and checks the rest. `memory` is the command's limit, 0 for none; `bytes`
-/// the size of the device.
+/// is the size of the device.
 pub fn daemon_options(
     arguments: &CacheArguments,
     memory: u64,
@@ -133,7 +132,7 @@ pub fn daemon_options(
     machine: MemoryInfo,
 ) -> Result<DaemonOptions, Failure> {
     let pages = bytes / PAGE_BYTES as u64;
-    // Shared pages take keys of their own: see the engine's `Config::pages_max`.
+    // Shared pages need keys too: see the engine's `Config::pages_max`.
     let most = u64::from(u32::MAX / 10 * 8);
     if bytes < SIZE_MIN || pages > most {
         return Err(Failure::new(format!(
@@ -169,8 +168,8 @@ pub fn daemon_options(
     })
 }
 
-/// The requested transport, if this machine has it; else FUSE, over which all tests have run, and
-/// ublk where only that is there.
+/// The requested transport, if this machine has it. `auto` takes FUSE, over which all tests have
+/// run, and ublk if only ublk is there.
 fn transport(asked: Transport) -> Result<TransportKind, Failure> {
     let has = |kind: TransportKind| kind.check().is_ok();
     let kind = match asked {
@@ -186,7 +185,7 @@ fn transport(asked: Transport) -> Result<TransportKind, Failure> {
 }
 
 impl DaemonOptions {
-    /// Names an option of `asked` that differs from this one's; `None` if there is none.
+    /// Names the options of `asked` that differ from these; `None` if none does.
     pub fn differences(&self, asked: &CacheArguments) -> Option<String> {
         let size = |bytes: u64| size::show(bytes);
         let pool = asked.pool.filter(|pool| *pool != self.pool);
@@ -222,14 +221,14 @@ impl DaemonOptions {
     }
 }
 
-/// The disk and the store that `--backing` names, each as it was named last. One value may name
+/// The disk and the store that `--backing` names. The last value of each counts. One value may name
 /// both, the disk first.
 pub fn places(given: &[OsString]) -> (Option<OsString>, Option<String>) {
     let (mut local, mut store) = (None, None);
     for value in given {
         let text = value.to_string_lossy();
         match Address::split(&text) {
-            // A path may be no text.
+            // A path need not be valid UTF-8.
             (_, None) => local = Some(value.clone()),
             (path, address) => {
                 local = path.map(OsString::from).or(local);
@@ -247,7 +246,7 @@ pub fn store(arguments: &CacheArguments) -> Result<Option<Address>, Failure> {
     let seconds = arguments.remote_timeout;
     let timeout = seconds.map(|seconds| ("--remote-timeout", format!("timeout={seconds}")));
     let password = arguments.remote_password_file.as_ref().map(|path| {
-        // Programs change their folder.
+        // Absolute, since programs change their working directory.
         let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
         ("--remote-password-file", format!("password-file={}", path.display()))
     });
@@ -283,7 +282,7 @@ pub fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure
     Ok(Backing::Path(path, bytes))
 }
 
-/// `PATH[:SIZE]`: a size follows the last colon, unless the whole is a file that exists.
+/// `PATH[:SIZE]`: the size follows the last colon, unless a file of the whole name exists.
 fn split_size(argument: &OsStr) -> Result<(PathBuf, Option<u64>), Failure> {
     let bytes = argument.as_bytes();
     let colon = bytes.iter().rposition(|byte| *byte == b':');
@@ -300,8 +299,8 @@ fn split_size(argument: &OsStr) -> Result<(PathBuf, Option<u64>), Failure> {
     }
 }
 
-/// As much as the device could fill at a ratio of two, but at most half of the free space of the
-/// disk; `None` where that is too little.
+/// Half of the device's size, as for a ratio of two, but at most half of the disk's free space;
+/// `None` if that is too little.
 fn default_backing_bytes(folder: &Path, device: u64) -> Option<u64> {
     let free = uzswap_sys::process::free_disk_bytes(folder).ok()?;
     let bytes = (device / 2).min(free / 2) & !0xf_ffff;

@@ -1,30 +1,30 @@
 //! The phases of a process, and the acts that each permits: two tables, asserted in every build.
 //!
-//! A step that the tables do not have is a mistake of ours and ends the process; its counterpart
-//! goes on and starts another one. To go on instead could end a process that has pages.
+//! A step that is not in the tables is a mistake of ours, and ends the process; its counterpart
+//! starts another one. Going on could end a process that has pages.
 
 use std::fmt::Debug;
 
 /// A phase of the keeper or of the daemon.
 pub trait Phased: Copy + Debug + PartialEq + 'static {
-    /// The acts that are not always permitted.
+    /// The acts that only some phases permit.
     type Act: Copy + Debug + PartialEq + 'static;
 
-    /// The process.
+    /// The name of the process.
     const OWNER: &'static str;
 
-    /// From, to, and when.
+    /// From, to, and the cause.
     const TRANSITIONS: &'static [(Self, Self, &'static str)];
 
     /// The acts that each phase permits.
     const PERMITTED: &'static [(Self, &'static [Self::Act])];
 
-    /// True if it may become another in one step.
+    /// True if the process may go from this phase to `next` in one step.
     fn may_become(self, next: Self) -> bool {
         Self::TRANSITIONS.iter().any(|(from, to, _)| (*from, *to) == (self, next))
     }
 
-    /// Becomes another.
+    /// Goes to another phase.
     fn become_next(&mut self, next: Self) {
         assert!(
             self.may_become(next),
@@ -39,7 +39,7 @@ pub trait Phased: Copy + Debug + PartialEq + 'static {
         Self::PERMITTED.iter().any(|(phase, acts)| *phase == self && acts.contains(&act))
     }
 
-    /// Said before it is done.
+    /// Asserts that an act is permitted, before it is done.
     fn require(self, act: Self::Act) {
         assert!(self.may(act), "a {} that is {self:?} may not {act:?}", Self::OWNER);
     }
@@ -49,7 +49,7 @@ pub trait Phased: Copy + Debug + PartialEq + 'static {
 pub mod tests {
     use super::*;
 
-    /// The phases that may come after one, itself included.
+    /// The phases that can follow `from`, with `from` itself.
     pub fn reached<P: Phased>(from: P) -> Vec<P> {
         let (mut all, mut next) = (vec![from], 0);
         while let Some(phase) = all.get(next).copied() {
@@ -63,13 +63,13 @@ pub mod tests {
         all
     }
 
-    /// All phases, as the second table has them.
+    /// All phases of the second table.
     pub fn all<P: Phased>() -> impl Iterator<Item = P> {
         P::PERMITTED.iter().map(|(phase, _)| *phase)
     }
 
-    /// Checks that docs/design/recovery.md has both tables, row by row, and that every phase is
-    /// reached and comes to an end.
+    /// Checks that docs/design/recovery.md has both tables, row by row, that every phase is
+    /// reached, and that every phase leads to the last.
     pub fn check_tables<P: Phased>(first: P, last: P) {
         assert!(all().all(|phase| reached(first).contains(&phase)));
         assert!(all().all(|phase| reached::<P>(phase).contains(&last)));

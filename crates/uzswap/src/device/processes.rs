@@ -1,4 +1,4 @@
-//! The processes of ours: told apart from others with their numbers, started, and waited for.
+//! Our processes: identified, started, and waited for.
 
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use uzswap_sys::process;
 /// The file of the program that this process runs, even if it was renamed, replaced or removed.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// How long a process gets to end.
+/// How long a process may take to end.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A process, so that another one with its number is not mistaken for it.
+/// Identifies a process, even after another one has got its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
     /// Its number.
@@ -31,9 +31,9 @@ impl ProcessId {
         Self::of(std::process::id())
     }
 
-    /// True if it does nothing any more: no thread of it executes anything, and the kernel writes
-    /// nothing into its memory. The rest of it may take for ever to close its files, and nobody
-    /// waits for that.
+    /// True if it does nothing any more: none of its threads runs, and the kernel writes nothing
+    /// into its memory. The kernel may take for ever to close its files, and we do not wait for
+    /// that.
     pub fn is_over(&self) -> bool {
         !process::has_memory(self.pid)
             || process::start_time(self.pid).is_some_and(|started| started != self.started)
@@ -50,7 +50,8 @@ impl ProcessId {
     }
 }
 
-/// Looks every few milliseconds until `done` or the patience is over; whether it was done.
+/// Calls `done` every few milliseconds until it returns true or `patience` is over. Returns its
+/// last result.
 pub fn wait_for(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     while !done() {

@@ -8,22 +8,22 @@ use uzswap_sys::cgroup::{Group, Hierarchy, Version};
 use uzswap_sys::process::Capability;
 use uzswap_sys::{cgroup, cpu, fuse, loopdev, process, swap};
 
-/// One thing that was looked at.
+/// The result of one check.
 pub struct Finding {
-    /// Its name.
+    /// The name of the checked part.
     pub what: &'static str,
-    /// The thing that is there, or the reason why it is not and the remedy.
+    /// The part that was found, or the reason why it is missing and the remedy.
     pub state: Result<String, String>,
-    /// Without it, the front end does not work.
+    /// True if the front end does not work without it.
     pub required: bool,
 }
 
-/// One that the front end needs.
+/// A part that the front end needs.
 pub fn finding(what: &'static str, state: Result<String, String>) -> Finding {
     Finding { what, state, required: true }
 }
 
-/// One that the front end does without.
+/// A part that the front end can do without.
 pub fn optional(what: &'static str, state: Result<String, String>) -> Finding {
     Finding { what, state, required: false }
 }
@@ -52,7 +52,7 @@ pub fn swap_device() -> Vec<Finding> {
     ]
 }
 
-/// The fault of a device, and its remedy.
+/// The reason why a device cannot be opened, and the remedy.
 fn reason(error: &io::Error, device: &str, remedy: &str) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("no {device}; {remedy}"),
@@ -79,7 +79,7 @@ fn ublk() -> Result<String, String> {
     found(TransportKind::Ublk.check(), "/dev/ublk-control", remedy)
 }
 
-/// Checks the needs of a transport. Returns the missing ones, with the remedy.
+/// Checks the needs of a transport. Error: the missing parts, with the remedy.
 pub fn transport(kind: TransportKind) -> Result<(), String> {
     match kind {
         TransportKind::Fuse => fuse().and_then(|_| loops()).map(drop),
@@ -102,7 +102,7 @@ fn swapping() -> Result<String, String> {
     }
 }
 
-/// Checks if a command can be limited: the place, and the obstacles.
+/// Checks if a command can be limited: returns the place, or the obstacle.
 fn memory_group() -> Result<String, String> {
     let none = "none is mounted; boot with the memory controller (cgroup_enable=memory)";
     let hierarchy = Hierarchy::find().ok_or(none)?;
@@ -126,19 +126,19 @@ fn memory_group() -> Result<String, String> {
     Ok(format!("{version} at {}, in {}", hierarchy.root.display(), own.path().display()))
 }
 
-/// Tries it: a group that is made and removed at once.
+/// Tries to make a group, and removes it.
 fn may_make(parent: &Group) -> io::Result<()> {
     let name = format!("uzswap-doctor-{}", std::process::id());
     parent.make_plain_child(&name)?.remove()
 }
 
-/// Where load control would hold processes.
+/// The place where load control would suspend processes.
 pub fn freezer() -> Result<String, String> {
     let missing = "cgroup version 2 is not mounted; mount -t cgroup2 none DIR";
     Ok(format!("at {}", cgroup::unified_root().ok_or(missing)?.display()))
 }
 
-/// Not tried: a command would inherit the setting, and then not swap.
+/// Only the permission is checked: a command would inherit the setting, and then not swap.
 fn io_flusher() -> Result<String, String> {
     match process::has_capability(Capability::SysResource) {
         true => Ok("PR_SET_IO_FLUSHER is permitted".into()),

@@ -29,9 +29,9 @@ pub const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
 /// From glibc's folder of libraries below /usr up to the root. Further `..` stay at the root.
 const TO_ROOT: &str = "/usr/$LIB/../../../../../../../..";
 
-/// The path of a library that glibc's dynamic linker finds and musl's does not. glibc's replaces
-/// `$LIB` by the name of its own folder, as `lib64`. musl's passes silently over a library that it
-/// does not find. A managed program may start a program of musl: musl's linker would load our
+/// The path of a library that only glibc's dynamic linker finds. It replaces `$LIB` by the name of
+/// its own folder, as `lib64`. The linker of musl passes silently over a library that it does not
+/// find. A managed program may start a program of musl: without this, musl's linker would load our
 /// library into it and end it, since functions of glibc are missing.
 pub fn for_glibc_alone(library: PathBuf) -> PathBuf {
     match library.strip_prefix("/") {

@@ -64,8 +64,7 @@ pub fn processor() -> Result<(), String> {
     ))
 }
 
-/// The means by which pages leave on this machine. Error: the reason, and what becomes of the
-/// command.
+/// The means by which pages leave on this machine. Error: the reason, and the fate of the command.
 pub fn check() -> Result<Means, String> {
     processor()?;
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);

@@ -1,7 +1,7 @@
-//! Making swap areas, and having them read back and forgotten.
+//! Making swap areas, and having the kernel read them back and forget them.
 //!
-//! Both are done by processes of their own (area.rs, `switching_off::run`), which wait for the
-//! daemon where the keeper must not. Nothing here waits: the keeper looks for their results.
+//! Processes of their own do both (area.rs, `switching_off::run`) and wait for the daemon, since
+//! the keeper must not. Nothing here waits: the keeper looks for their results.
 
 use super::decide::{Emptying, Seen, SwitchOff, refused};
 use super::phase::{Act, Phase};
@@ -25,17 +25,17 @@ pub struct Maker {
     pub wire: Wire,
     child: Child,
     part: Range<u64>,
-    /// The daemon that served when it began.
+    /// The daemon that served when this process began.
     daemon: Option<ProcessId>,
 }
 
 impl Keeper {
-    /// True if an area is being made: by a process of this keeper's, or of the one before.
+    /// True if a process of this keeper or of the last one is making an area.
     pub(super) fn has_maker(&self) -> bool {
         self.maker.is_some() || self.state.area_maker.is_some_and(|maker| !maker.is_over())
     }
 
-    /// Begins to make a further area.
+    /// Starts the process that makes a further area.
     pub(super) fn begin_area(&mut self, part: Range<u64>) -> Result<(), Failure> {
         self.phase.require(Act::MakeArea);
         let gone = |error: io::Error| Failure::new(format!("the daemon does not answer: {error}"));
@@ -48,10 +48,11 @@ impl Keeper {
         };
         let cannot = |error: io::Error| Failure::new(format!("cannot make an area: {error}"));
         let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;
-        // Before it is told anything: a keeper that comes next makes no area beside this one.
+        // Written down before it is told anything, so that the next keeper makes no area beside
+        // this one.
         self.state.area_maker = ProcessId::of(child.id());
         self.save()?;
-        // An error: it has ended, as its wire shows.
+        // An error: the process has ended, as its wire will show.
         let _ = wire.send(&AreaOrder::Make(offer, part.clone()));
         self.maker = Some(Maker { wire, child, part, daemon: self.state.daemon });
         Ok(())
@@ -67,11 +68,12 @@ impl Keeper {
         };
         match said {
             AreaReport::Made(device) => {
-                // One of that name has gone.
+                // An earlier device of that name is gone.
                 self.state.areas.retain(|area| area.device != device);
                 let priority = PRIORITY_MAX.saturating_sub(self.state.areas.len() as u16);
                 self.state.areas.push(AreaChange { device, part: maker.part.clone() });
-                // Not written down, it must not begin: it hears nothing, and gives up.
+                // If this cannot be written down, the process must not go on: it hears nothing, and
+                // gives up.
                 let is_told = self.save().and_then(|()| {
                     let order = AreaOrder::SwitchOn(priority);
                     let maker = self.maker.as_mut().ok_or_else(|| Failure::new("it is gone"))?;
@@ -89,13 +91,13 @@ impl Keeper {
         }
     }
 
-    /// The process that makes an area has come to its end, or to `outcome` and is about to. Its
-    /// device stays written down: until that process is over, somebody may switch it on.
+    /// The process that makes an area has ended, or is about to, with `outcome`. Its device stays
+    /// on the list: another process may switch it on as long as this one lives.
     fn end_maker(&mut self, outcome: Result<(), Failure>) {
         let Some(Maker { child, daemon, .. }) = self.maker.take() else { return };
         self.buried.push(child);
-        // A device that no swap area is on goes with the daemon that was killed. Then it is still
-        // wanted, of the next one.
+        // If the daemon was killed before the area was on, the device is gone with it. That is no
+        // failure: the area is still wanted, of the next daemon.
         let is_replaced = self.state.daemon != daemon && !self.is_lost;
         let outcome = if is_replaced { outcome.or(Ok(())) } else { outcome };
         self.tell_devices();
@@ -108,12 +110,12 @@ impl Keeper {
     /// Tells the daemon the areas that the kernel swaps to.
     pub(super) fn tell_devices(&mut self) {
         let devices = self.state.devices().cloned().collect();
-        // An error: it has died, and the next one is told as it is started.
+        // An error: the daemon has died. The next one is told at its start.
         let _ = self.daemon.as_mut().map(|daemon| daemon.send(&Order::Settle(devices)));
     }
 
-    /// Has further areas made as they are wanted. Where the daemon is killed meanwhile, the next
-    /// one serves them.
+    /// Starts making areas while more are wanted. If the daemon is killed meanwhile, the next one
+    /// serves them.
     pub(super) fn grow(&mut self) -> Result<(), Failure> {
         let grown = match self.made.take() {
             Some(made) => made,
@@ -135,13 +137,13 @@ impl Keeper {
         }
     }
 
-    /// Nobody needs the areas any more.
+    /// No process needs the areas any more.
     pub(super) fn begin_emptying(&mut self) {
         self.space.release();
         self.phase.become_next(Phase::Emptying);
     }
 
-    /// Has the kernel read everything back, by a process of its own, and looks how far that is.
+    /// Has a process switch the areas off, and looks how far that process is.
     pub(super) fn empty(&mut self) {
         let areas = self.state.areas_on();
         let seen = Seen {
@@ -161,13 +163,13 @@ impl Keeper {
         }
     }
 
-    /// How far the process is that switches areas off; one that has ended is told of once.
+    /// The state of the process that switches areas off. Its end is reported once.
     fn look_at_switch_off(&mut self) -> SwitchOff {
         let Some(child) = &mut self.off else { return SwitchOff::Idle };
         let state = match child.try_wait() {
             Ok(None) => return SwitchOff::UnderWay,
             Ok(Some(status)) if status.success() => SwitchOff::Done,
-            // An error: it is not ours to wait for.
+            // An error: the process is not our child.
             Ok(Some(_)) | Err(_) => SwitchOff::Failed,
         };
         self.off = None;
@@ -175,7 +177,7 @@ impl Keeper {
     }
 
     fn begin_switching_off(&mut self, areas: &[swap::Area]) {
-        // Lost pages take no memory.
+        // Reading lost pages back takes no memory.
         let has_room = self.is_lost
             || switching_off::check_room(areas).map_or_else(
                 |error| {
@@ -193,12 +195,11 @@ impl Keeper {
         }
     }
 
-    /// The kernel cannot read everything back now. Processes that wait are told, and the daemon
+    /// The kernel cannot read everything back now. Waiting processes are told so, and the daemon
     /// serves on.
     fn refused(&mut self, why: &str) {
         self.retry_at = Some(Instant::now() + RETRY);
-        // The sender of the order to `serve` repeats it; nobody repeats it to a keeper that took
-        // over.
+        // The sender of the order to end repeats it to `serve`, but not to a keeper that took over.
         let next = refused(self.phase, self.state.is_serving && !self.has_taken_over);
         if next == self.phase {
             return;
@@ -218,23 +219,23 @@ impl Keeper {
     /// Undoes everything.
     pub(super) fn end(&mut self) {
         self.phase.require(Act::Remove);
-        // From now on a process that comes finds nobody, and waits for the lock.
+        // A process that comes from now on finds no keeper, and waits for the lock.
         let _ = fs::remove_file(folder::socket());
         let (daemon, mut wire, phase) = (self.state.daemon, self.daemon.as_mut(), self.phase);
         let devices: Vec<_> = self.state.devices().cloned().collect();
         let has_daemon = wire.is_some();
         let mut end_daemon = || {
             phase.require(Act::EndDaemon);
-            // An error: it is gone.
+            // An error: the daemon is gone.
             let _ = wire.as_mut().map(|wire| wire.send(&Order::End));
             let is_over = || daemon.is_none_or(|daemon| daemon.is_over());
             let is_gone = || daemon.is_none_or(|daemon| process::is_gone(daemon.pid));
             if processes::wait_for(COME_BACK, is_over) {
-                // Closing its files may take for ever, on a disk that does not answer.
+                // The daemon's files may take for ever to close, on a disk that does not answer.
                 processes::wait_for(COME_BACK, is_gone);
                 return Ok(());
             }
-            // It does not end while one of these is listed.
+            // The daemon does not end while the kernel lists one of its devices.
             let is_listed = |area: &swap::Area| devices.contains(&area.path);
             if swap::areas()?.iter().any(is_listed) {
                 return Err(io::Error::other("somebody has switched its device on again"));

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use uzswap_block::Room;
 use uzswap_sys::process;
 
-/// The room of the cache. The keeper asks the daemon for it in a message, and goes on. Before a
-/// machine sleeps the kernel can stop a process that waits for a message, but none that reads a
-/// file of a daemon that is stopped already.
+/// The room of the cache, as the daemon reports it. The keeper requests it by a message and does
+/// not wait. Before a machine sleeps, the kernel can stop a process that waits for a message, but
+/// not one that reads a file of a daemon that is stopped already.
 #[derive(Default)]
 pub struct RoomLook {
-    /// The last answer, until it is taken.
+    /// The last answer, until the keeper takes it.
     new: Option<Room>,
     /// True until the answer comes.
     is_awaited: bool,
@@ -27,7 +27,7 @@ pub struct RoomLook {
 }
 
 impl RoomLook {
-    /// True if it is time to ask, `pause` after the last time.
+    /// True if no answer is awaited and `pause` has passed since the last request.
     fn is_due(&self, pause: Duration) -> bool {
         !self.is_awaited && self.asked_at.is_none_or(|at| at.elapsed() >= pause)
     }
@@ -40,36 +40,36 @@ impl RoomLook {
         (self.new, self.is_awaited) = (Some(room), false);
     }
 
-    /// A daemon has begun that was not asked yet.
+    /// A new daemon has not been asked yet.
     fn begin_anew(&mut self) {
         (self.is_awaited, self.asked_at) = (false, None);
     }
 
-    /// The last answer, once.
+    /// The last answer; it is returned once.
     pub fn take_new(&mut self) -> Option<Room> {
         self.new.take()
     }
 }
 
 impl Keeper {
-    /// Asks the daemon how much more the cache can take, if it is time to.
+    /// Asks the daemon how much more the cache can take, if that is due.
     pub(super) fn ask_for_room(&mut self) {
         if !self.room.is_due(self.space.pause()) {
             return;
         }
-        // An error: it has died, and the next one is asked.
+        // An error: the daemon has died. The next one will be asked.
         if self.daemon.as_mut().is_some_and(|daemon| daemon.send(&Order::TellRoom).is_ok()) {
             self.room.asked();
         }
     }
 
-    /// Takes the answer if it has come. Errors: the daemon is gone.
+    /// Takes the answer if it has come. Error: the daemon is gone.
     pub(super) fn hear_room(&mut self) -> io::Result<()> {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {
             match wire.said() {
                 Some(Ok(DaemonReport::Room(room))) => self.room.heard(room),
-                // It reports nothing else unless it is waited for.
+                // The daemon sends any other report only when the keeper waits for it.
                 Some(_) => return Err(io::ErrorKind::InvalidData.into()),
                 None if wire.is_ready(Some(Duration::ZERO))? => wire.read()?,
                 None => return Ok(()),
@@ -77,7 +77,7 @@ impl Keeper {
         }
     }
 
-    /// Starts a daemon: the first, or one that goes on with the devices of the one before.
+    /// Starts the first daemon, or one that goes on with the devices of the last.
     pub(super) fn start_daemon(&mut self) -> Result<(), Failure> {
         self.phase.require(Act::StartDaemon);
         let before = self.state.daemon;
@@ -97,7 +97,7 @@ impl Keeper {
             kept: self.kept.as_ref().map(KeptDaemon::numbers),
             devices: before.map(|_| self.state.devices().cloned().collect()),
         };
-        // Before anything else: once it has this it can do without us.
+        // First of all: with this, the daemon can do without a keeper.
         let daemon = self.daemon.insert(wire);
         daemon.send(&start).map_err(cannot_start)?;
         self.save_of_daemon()?;
@@ -105,8 +105,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Writes the state down where a daemon begins. One that goes on with pages has to serve even
-    /// where there is no room for that: it tells the keeper that follows us its number.
+    /// Writes the state down at a daemon's start. A daemon that takes over pages must serve even if
+    /// there is no space to write. It then tells the next keeper its number itself.
     fn save_of_daemon(&mut self) -> Result<(), Failure> {
         let saved = self.save();
         match saved {
@@ -139,13 +139,13 @@ impl Keeper {
         self.hear_daemon()
     }
 
-    /// Waits for the daemon's answer to an order. Errors: it has begun to end. Its wire may never
-    /// tell: a process that waits for something while it ends closes none of its files.
+    /// Waits for the daemon's answer to an order. Error: the daemon has begun to end. The wire may
+    /// never show that: a process that hangs while it ends closes none of its files.
     pub(super) fn hear_daemon(&mut self) -> io::Result<DaemonReport> {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {
             match wire.said().transpose()? {
-                // It was asked for that before.
+                // The answer to an earlier request.
                 Some(DaemonReport::Room(room)) => self.room.heard(room),
                 Some(said) => return Ok(said),
                 None => {
@@ -160,7 +160,7 @@ impl Keeper {
         }
     }
 
-    /// Has the next process inherit a daemon's descriptors, or ends that.
+    /// Lets the next started process inherit a daemon's descriptors, or stops that.
     pub(super) fn let_inherit(&self, is_inherited: bool) -> io::Result<()> {
         let lock = self.lock.0.as_fd();
         match is_inherited {

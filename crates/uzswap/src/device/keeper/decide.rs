@@ -1,5 +1,5 @@
-//! The decisions of the keeper, apart from its acts: from a phase and a look at the machine to the
-//! next step. The simulator of the processes asks the same functions (device/simulator/).
+//! The decisions of the keeper, apart from its acts: the next step for a phase and a look at the
+//! machine. The simulator calls the same functions (device/simulator/).
 
 use super::phase::Phase;
 use std::time::Duration;
@@ -7,22 +7,22 @@ use std::time::Duration;
 /// The periodic work of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// To have as many areas as are wanted.
+    /// Make areas as far as they are wanted.
     Serve,
-    /// To begin to have everything read back.
+    /// Begin to have everything read back.
     BeginEmptying,
-    /// To go on with that; see [`Emptying`].
+    /// Go on with that; see [`Emptying`].
     Empty,
-    /// To undo everything.
+    /// Undo everything.
     End,
-    /// To be of another phase.
+    /// Enter another phase.
     Become(Phase),
     /// Nothing.
     Wait,
 }
 
-/// The work now. `is_wanted`: somebody needs the cache, or may. `is_early`: the kernel is not to be
-/// asked again yet.
+/// The work to do now. `is_wanted`: a process needs the cache, or may. `is_early`: it is too early
+/// to ask the kernel again.
 pub fn task(phase: Phase, is_wanted: bool, is_early: bool) -> Task {
     match phase {
         Phase::Starting | Phase::Serving if is_wanted => Task::Serve,
@@ -36,16 +36,16 @@ pub fn task(phase: Phase, is_wanted: bool, is_early: bool) -> Task {
     }
 }
 
-/// The process that switches areas off.
+/// The state of the process that switches areas off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwitchOff {
     /// There is none.
     Idle,
     /// It waits for the kernel.
     UnderWay,
-    /// It has ended: as far as it knows the areas are off.
+    /// It has ended, and reports that the areas are off.
     Done,
-    /// It has ended without that.
+    /// It has failed.
     Failed,
 }
 
@@ -54,30 +54,30 @@ pub enum SwitchOff {
 pub struct Seen {
     /// A process makes an area.
     pub has_maker: bool,
-    /// The kernel lists an area of ours; `None`: it does not say.
+    /// True if the kernel lists an area of ours; `None` if its list cannot be read.
     pub is_listed: Option<bool>,
-    /// See there.
+    /// The process that switches areas off.
     pub off: SwitchOff,
     /// A run takes part.
     pub has_runs: bool,
 }
 
-/// The next step then.
+/// The next step of emptying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Emptying {
-    /// Something is under way.
+    /// Wait: a step is under way.
     Wait,
-    /// A process is to switch the areas off.
+    /// Start a process that switches the areas off.
     SwitchOff,
-    /// The kernel could not.
+    /// Report that the kernel could not.
     Refuse,
-    /// No page of ours is left anywhere.
+    /// End: no page of ours is left anywhere.
     End,
 }
 
 impl Seen {
-    /// The list of the kernel alone decides that nothing is left: a process that was to switch
-    /// areas off may be mistaken, or have met another one.
+    /// The kernel's list alone decides that nothing is left. A process that was to switch areas off
+    /// may be mistaken, or have met another such process.
     pub fn next(self) -> Emptying {
         match (self.is_listed, self.off) {
             _ if self.has_maker => Emptying::Wait,
@@ -91,7 +91,7 @@ impl Seen {
     }
 }
 
-/// The phase after a refusal. `is_told_again`: the sender of the order to end repeats it.
+/// The phase after a refusal. `is_told_again`: the order to end will be repeated.
 pub fn refused(phase: Phase, is_told_again: bool) -> Phase {
     match phase {
         Phase::Lost => Phase::Lost,
@@ -100,32 +100,32 @@ pub fn refused(phase: Phase, is_told_again: bool) -> Phase {
     }
 }
 
-/// A daemon that lives less long than this was ended by the memory with which it is to go on.
+/// A daemon that lives for less than this was ended by the memory that it took over.
 const LIFE_MIN: Duration = Duration::from_millis(20);
 
-/// After so many in a row the swapped pages are taken to be lost.
+/// After so many short lives in a row the swapped pages are taken to be lost.
 const SHORT_LIVES_MAX: u32 = 8;
 
-/// Before another is tried; twice as long before the next, 10 s for all. The resource that they
-/// lack, memory most likely, comes back with time.
+/// The pause after the first failure. Each pause is twice as long as the last, 10 s in all. The
+/// resource that daemons lack, memory most likely, comes back with time.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Daemons in a row that lived for no time.
+/// Counts daemons in a row that died at once.
 #[derive(Debug, Default)]
 pub struct ShortLives(u32);
 
 impl ShortLives {
-    /// One has died after so long.
+    /// A daemon has died after this time.
     pub fn died_after(&mut self, life: Duration) {
         self.0 = if life < LIFE_MIN { self.0 + 1 } else { 0 };
     }
 
-    /// One could not begin.
+    /// A daemon could not start.
     pub fn failed(&mut self) {
         self.0 += 1;
     }
 
-    /// How long to wait before the next; `None`: there were too many.
+    /// The pause before the next start; `None` after too many failures.
     pub fn pause(&self) -> Option<Duration> {
         (self.0 <= SHORT_LIVES_MAX).then(|| PAUSE * ((1 << self.0) - 1))
     }

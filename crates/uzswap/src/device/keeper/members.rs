@@ -1,4 +1,4 @@
-//! The processes with a wire to the keeper: runs that take part, and those that request an upgrade.
+//! The processes with a wire to the keeper: runs, and `uzswap upgrade`.
 
 use super::Keeper;
 use super::phase::Act;
@@ -11,37 +11,37 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::discriminant;
 
-/// See the module.
+/// A process with a wire to the keeper.
 pub struct Member {
     pub wire: Wire,
-    /// The run that it is, by the number of its process.
+    /// The process number of its run, if it is one.
     pub run: Option<i32>,
     outbox: Outbox,
 }
 
-/// The messages to a member that could not be sent without waiting: somebody may have stopped it.
-/// Of each kind the last is said, so that this stays small.
+/// Messages that cannot be sent to a member without waiting: it may be stopped. Only the last of
+/// each kind is kept, so the outbox stays small.
 #[derive(Default)]
 pub struct Outbox {
     waits: VecDeque<Tell>,
-    /// The rest of a line that was begun.
+    /// The rest of a message that was sent in part.
     rest: Vec<u8>,
 }
 
 impl Outbox {
-    /// Says something once it goes.
+    /// Queues a message.
     pub fn put(&mut self, what: Tell) {
         self.waits.retain(|other| discriminant(other) != discriminant(&what));
         self.waits.push_back(what);
     }
 
-    /// True if nothing waits.
+    /// True if no message waits.
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty() && self.waits.is_empty()
     }
 
-    /// Says as much as goes without waiting, by a function that sends so much and tells how much
-    /// that was. An error: nobody is there any more, as the wire shows.
+    /// Sends as much as is possible without waiting. `some` sends bytes and returns how many it
+    /// sent. An error: the member is gone, as its wire will show.
     pub fn send(&mut self, mut some: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         loop {
             if self.rest.is_empty() {
@@ -62,7 +62,7 @@ impl Member {
         Self { wire, run: None, outbox: Outbox::default() }
     }
 
-    /// Tells it something, now or once it listens.
+    /// Sends a message now, or when the member reads.
     pub fn tell(&mut self, what: Tell) {
         self.outbox.put(what);
         self.tell_what_waits();
@@ -74,7 +74,7 @@ impl Member {
     }
 
     pub fn tell_what_waits(&mut self) {
-        // An error: it is gone, which the next look shows.
+        // An error: the member is gone, which the next look at its wire shows.
         if self.outbox.send(|bytes| self.wire.send_some(bytes)).is_err() {
             self.outbox = Outbox::default();
         }
@@ -95,7 +95,7 @@ impl Keeper {
         self.members.len() - 1
     }
 
-    /// Receives a message of a member, or notices that it is gone.
+    /// Receives a message of a member, or notices that the member is gone.
     pub(super) fn hear(&mut self, index: usize) {
         let said = self.members[index].wire.receive_some::<Ask>();
         match said {
@@ -109,7 +109,7 @@ impl Keeper {
                     true => Tell::Noted,
                     false => Tell::Lost("the next keeper does not know this run".into()),
                 });
-                // The keeper before may have been killed while it replaced the daemon.
+                // The last keeper may have been killed while it replaced the daemon.
                 let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
                 member.tell(Tell::Replaced(daemon));
             }
@@ -150,8 +150,8 @@ impl Keeper {
     fn place(&mut self, index: usize, place: GroupChange) {
         let pid = self.members[index].run;
         if let Some(run) = self.state.run_in(&place.folder) {
-            // Asked here, where one comes after the other: the limit that the second one has seen
-            // may be the first one's.
+            // Refused here, where requests are serialized: the second run may have read the first
+            // one's limit as the original.
             let (path, other) = (place.folder.display(), run.run.pid);
             let refusal = format!("process {other} limits {path} already; end that first");
             return self.members[index].tell(Tell::Refused(refusal));
@@ -159,13 +159,14 @@ impl Keeper {
         if let Some(run) = self.state.runs.iter_mut().find(|run| Some(run.run.pid) == pid) {
             run.place = Some(place);
         }
-        // Not written down, the command must not begin: the run hears nothing, and gives up.
+        // If this cannot be written down, the command must not begin: the run hears nothing, and
+        // gives up.
         if self.save().is_ok() {
             self.members[index].tell(Tell::Noted);
         }
     }
 
-    /// A run is over. The last one is answered when everything is undone.
+    /// A run is over. The last run is answered when everything is undone.
     fn leave(&mut self, index: usize) {
         let pid = self.members[index].run.take();
         self.state.runs.retain(|run| Some(run.run.pid) != pid);
@@ -175,7 +176,7 @@ impl Keeper {
         }
     }
 
-    /// A member is gone; a run that has not left was killed.
+    /// A member is gone. A run that did not leave before was killed.
     fn gone(&mut self, index: usize) {
         let member = self.members.swap_remove(index);
         let Some(pid) = member.run else { return };
@@ -204,7 +205,7 @@ mod tests {
     fn a_member_that_does_not_listen_keeps_nobody_waiting_and_hears_the_last_of_each() {
         let (ours, theirs) = Wire::pair().unwrap();
         let (mut member, mut theirs) = (Member::new(ours), Wire::new(theirs.into()));
-        // Far more than a socket takes.
+        // More than the socket's buffer takes.
         for count in 0..100_000 {
             member.tell(Tell::Runs(count));
         }

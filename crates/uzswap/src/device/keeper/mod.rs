@@ -1,16 +1,18 @@
-//! The process that is responsible for the changes on the machine: one a machine.
+//! The process that is responsible for the changes on the machine. There is one on a machine.
 //!
 //! ```text
 //! run ─┐                  ┌─ starts, and watches over, the daemon
 //! run ─┼─ join ─> keeper ─┼─ has the kernel swap to as many areas as are needed (space.rs)
 //! run ─┘                  └─ undoes everything when the last run has left (ledger.rs)
 //! ```
-//! A run takes part as long as its socket is open: one that was killed is noticed, its command
-//! ended and its group removed. `serve` is the same process, in the foreground, until it is told to
-//! end. When the keeper is killed, the daemon starts another one, which takes over, and the runs
-//! come back to it. When the daemon is killed, the keeper starts another one, which goes on where
-//! it was (kept.rs); nobody notices but by a pause. When both are, the swapped pages are lost, and
-//! the next keeper undoes the changes that they left.
+//! A run takes part as long as its socket is open. The keeper notices a killed run, ends its
+//! command and removes its group. `serve` is the same process, in the foreground, until it is told
+//! to end.
+//!
+//! When the keeper is killed, the daemon starts another keeper. It takes over, and the runs
+//! reconnect to it. When the daemon is killed, the keeper starts another daemon, which goes on with
+//! the same memory (kept.rs); programs notice only a pause. When both are killed, the swapped pages
+//! are lost, and the next keeper undoes the changes that are left.
 
 mod areas;
 mod daemon;
@@ -50,23 +52,24 @@ use uzswap_block::Room;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::{cgroup, cpu, process};
 
-/// How long runs have to come back to a keeper that took over.
+/// How long runs may take to reconnect to a keeper that took over.
 const COME_BACK: Duration = Duration::from_secs(10);
 
-/// How often it looks whether the daemon lives while it waits for its answers.
+/// While the keeper waits for the daemon's answer: how often it checks that the daemon lives.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How often it tries again to switch off an area whose pages do not fit in memory.
+/// The pause between attempts to switch off an area whose pages do not fit in memory.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// `uzswap keeper`: started by the first run, or by a daemon whose keeper died.
 pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
-    // An error: they stay open, for processes that wait for their end.
+    // An error: inherited descriptors stay open, and processes that wait for their end wait on.
     if adopted_lock.is_none() {
         let _ = process::close_inherited(None);
     }
     let wire = Wire::of_stdin().map_err(started_by)?;
-    // An error: a shell with job control has made it a leader already, which does as well.
+    // An error: a shell with job control has made this process a leader already, which does as
+    // well.
     let _ = process::leave_session();
     let Some(number) = adopted_lock else { return first(wire) };
     let lock = process::take_inherited(number).map_err(started_by)?;
@@ -79,12 +82,12 @@ fn started_by(error: io::Error) -> Failure {
     Failure::new(format!("the keeper is started by run: {error}"))
 }
 
-/// Begins for a run, which is told of everything.
+/// Begins for a run, which is told of every failure.
 fn first(mut wire: Wire) -> Result<(), Failure> {
     let Ask::Join { run, options: Some(options) } = wire.receive().map_err(started_by)? else {
         return Err(Failure::new("the keeper is started by run"));
     };
-    // An error of sending: the run is gone, and nobody else is there to hear.
+    // An error of sending is ignored: the run is gone, and no other process would hear of it.
     let lock = match Lock::take() {
         Ok(Some(lock)) => lock,
         Ok(None) => {
@@ -96,7 +99,7 @@ fn first(mut wire: Wire) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    // Nobody would connect a later message with the run that reads it.
+    // A later message on standard error would confuse: its reader has other work by then.
     let _ = process::silence_errors();
     match Keeper::begin(lock, *options, false) {
         Ok(mut keeper) => {
@@ -109,7 +112,7 @@ fn first(mut wire: Wire) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Why the lock cannot be had.
+/// The message if the lock cannot be made.
 pub fn cannot_lock(error: &io::Error) -> String {
     format!("cannot make {}: {error}; it needs root", folder::FOLDER)
 }
@@ -120,62 +123,62 @@ pub struct Keeper {
     state: LedgerState,
     /// Held until the end.
     lock: Lock,
-    /// `None` before it was started, and after it died.
+    /// The wire to the daemon; `None` before the daemon's start and after its death.
     daemon: Option<Wire>,
-    /// Its process, where this one has started it.
+    /// The daemon's process, if this keeper started it.
     daemon_child: Option<Child>,
-    /// The memory that outlives it.
+    /// The memory that outlives a daemon.
     kept: Option<KeptDaemon>,
-    /// The program of the next one.
+    /// The program of the next daemon.
     program: PathBuf,
-    /// When it was started, and how many in a row were so for no time.
+    /// The daemon's start, and the daemons in a row that died at once.
     daemon_since: Instant,
     short_lives: ShortLives,
     options: DaemonOptions,
     /// Memory of the machine, bytes.
     ram: u64,
     space: Space,
-    /// The room of the cache, as the daemon says.
+    /// The room of the cache, as the daemon reports it.
     room: RoomLook,
-    /// Of `serve`: looks whether the machine stands still.
+    /// With `serve`: watches for a machine that stands still.
     shortage: Option<Shortage>,
     listener: UnixListener,
     members: Vec<Member>,
-    /// Signals come out here.
+    /// A byte comes here for each signal.
     signals: UnixStream,
-    /// Runs that took part under a keeper that died, until then.
+    /// When runs of a dead keeper that have not reconnected are taken for ended.
     orphans_until: Option<Instant>,
-    /// Makes a further area, and keeps the result until it is looked at.
+    /// The process that makes a further area, and its result until the keeper looks at it.
     maker: Option<Maker>,
     made: Option<Result<(), Failure>>,
-    /// Switches the areas off.
+    /// The process that switches the areas off.
     off: Option<Child>,
-    /// When the kernel is asked again to read everything back.
+    /// Not before then is the kernel asked again to read everything back.
     retry_at: Option<Instant>,
-    /// Processes that are over, until nothing of them is left.
+    /// Processes that are over, until they can be reaped.
     buried: Vec<Child>,
     notes: Vec<String>,
     cleaned: Vec<String>,
     is_told_to_end: bool,
     has_taken_over: bool,
-    /// No daemon can go on, and the swapped pages are lost.
+    /// True if no daemon can go on, so that the swapped pages are lost.
     is_lost: bool,
-    /// Answers for its devices then.
+    /// Then answers for the dead daemon's devices.
     stand_in: Option<StandIn>,
     /// The changes that could not be undone.
     troubles: Vec<String>,
 }
 
 impl Keeper {
-    /// Makes everything: undoes the changes that others left, starts the daemon, and has the kernel
-    /// swap to it.
+    /// Sets everything up: undoes the changes that others left, starts the daemon, and has the
+    /// kernel swap to it.
     pub fn begin(lock: Lock, options: DaemonOptions, is_serving: bool) -> Result<Self, Failure> {
         spare();
         let cleaned = ledger::clean_up(&lock);
         if cleaned.is_in_use {
             return Err(Failure::new(cleaned.left.join("; ")));
         }
-        // The folder may have gone with its content.
+        // Cleaning up may have removed the folder, with the lock in it.
         let lock = match cleaned.done.is_empty() {
             true => lock,
             false => retake(lock)?,
@@ -200,7 +203,7 @@ impl Keeper {
         }
     }
 
-    /// One that has neither daemon nor areas yet.
+    /// A keeper without a daemon and areas.
     fn new(
         lock: Lock,
         state: LedgerState,
@@ -298,25 +301,25 @@ impl Keeper {
         }
     }
 
-    /// Takes over from a keeper that died: its daemon has started us.
+    /// Takes over from a keeper that died. Its daemon has started this process.
     fn take_over(lock: Lock, mut daemon: Wire) -> Result<Self, Failure> {
         spare();
         let start: Start = daemon.receive().map_err(cannot_start)?;
         let Start { daemon: daemon_id, serves, options, ram, kept, .. } = start;
         let take = |numbers| KeptDaemon::inherited(&numbers, process::take_inherited);
-        // An error: the swapped pages are lost with a daemon that is killed from now on.
+        // An error: if the daemon is killed from now on, the swapped pages are lost.
         let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = LedgerState::read().map_err(cannot_start)?;
-        // There may never be two keepers, and the list is the last word of this one.
+        // There may never be two keepers, and the old one may write the list until it ends.
         if let Some(before) = state.keeper {
             while !processes::wait_for(COME_BACK, || before.is_over()) {}
             state = LedgerState::read().map_err(cannot_start)?;
         }
         state.outlives_daemon = kept.is_some();
         state.keeper = ProcessId::own();
-        // The keeper before may have been killed before it wrote that down.
+        // The old keeper may have been killed before it wrote the daemon's number down.
         state.daemon = daemon_id;
-        // No process is left that could order it.
+        // No process is left that could order `serve` to end.
         let is_told_to_end = state.is_serving;
         let mut keeper = Self::new(lock, state, options, ram)?;
         keeper.is_told_to_end = is_told_to_end;
@@ -337,7 +340,7 @@ impl Keeper {
         self.state.write().map_err(cannot_write)
     }
 
-    /// Works until nobody needs it any more, and undoes everything. Calls `also` several times a
+    /// Works until no process needs the cache, and undoes everything. Calls `also` several times a
     /// second.
     pub fn keep(&mut self, mut also: impl FnMut()) {
         while self.phase != Phase::Over {
@@ -349,7 +352,7 @@ impl Keeper {
         }
     }
 
-    /// The changes that could not be undone, once it is over.
+    /// The changes that could not be undone, at the end.
     pub fn troubles(&mut self) -> Vec<String> {
         std::mem::take(&mut self.troubles)
     }
@@ -364,24 +367,24 @@ impl Keeper {
         self.state.devices().map(|device| device.display().to_string()).collect()
     }
 
-    /// The features that it goes on without, and the remains of others that it found.
+    /// The features that are missing, and the remains of others that were found.
     pub fn remarks(&self) -> impl Iterator<Item = &String> {
         self.cleaned.iter().chain(&self.notes)
     }
 
-    /// True if the kernel's zswap was switched off for it.
+    /// True if the keeper has switched the kernel's zswap off.
     pub fn has_switched_zswap_off(&self) -> bool {
         self.state.zswap_was_on
     }
 
-    /// Notes a feature that it goes on without, once.
+    /// Notes a missing feature, once.
     fn note(&mut self, what: String) {
         if !self.notes.contains(&what) {
             self.notes.push(what);
         }
     }
 
-    /// Says it at once as `serve`; otherwise the last run hears it.
+    /// With `serve` prints the trouble now; otherwise the last run is told.
     fn trouble(&mut self, what: String) {
         match self.state.is_serving {
             true => say!("uzswap: {what}"),
@@ -389,12 +392,12 @@ impl Keeper {
         }
     }
 
-    /// True if anybody needs it, or may.
+    /// True if a process needs the cache, or may.
     fn is_wanted(&self) -> bool {
         !self.state.runs.is_empty() || self.state.is_serving && !self.is_told_to_end
     }
 
-    /// Waits until somebody wants something, and serves them.
+    /// Waits for an event and handles it.
     fn wait(&mut self) -> io::Result<()> {
         let timeout = self.space.pause();
         let listens = self.phase != Phase::Starting;
@@ -416,7 +419,7 @@ impl Keeper {
         };
         let ready: Vec<_> = polled.iter().map(PollFd::revents).collect();
         let is_ready = |index: usize| !ready[index].is_empty();
-        // Members first: the others may change the members.
+        // Members first: the other events may change their indices.
         for index in (others..ready.len()).rev().filter(|index| is_ready(*index)) {
             self.members[index - others].tell_what_waits();
             if ready[index] != PollFlags::OUT {
@@ -452,7 +455,7 @@ impl Keeper {
 
     /// The periodic work.
     fn tick(&mut self) {
-        // An error: it is not ours to wait for.
+        // An error: the process is not our child.
         self.buried.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         self.look_for_orphans();
         if self.daemon.is_some() && self.state.daemon.is_some_and(|daemon| daemon.is_ending()) {
@@ -469,14 +472,14 @@ impl Keeper {
         }
     }
 
-    /// Ends the commands of runs that took part under a keeper that died, and are gone.
+    /// Ends the commands of runs that are gone since the last keeper died.
     fn look_for_orphans(&mut self) {
         if self.orphans_until.is_none_or(|until| Instant::now() <= until) {
             return;
         }
         let back: Vec<_> = self.members.iter().filter_map(|member| member.run).collect();
         let is_back = |run: &RunChange| back.contains(&run.run.pid);
-        // One that is stopped, or starved of its CPU, comes back later.
+        // A run that is stopped or gets no CPU reconnects later.
         self.bury_runs(|run| !is_back(run) && process::is_gone(run.run.pid));
         let is_complete = self.state.runs.iter().all(is_back);
         self.orphans_until = (!is_complete).then(|| Instant::now() + COME_BACK);
@@ -485,7 +488,7 @@ impl Keeper {
     fn serve(&mut self) {
         self.ask_for_room();
         let Some(room) = self.room.take_new() else { return };
-        // An error: the kernel does not say; it is asked again.
+        // An error: the kernel's list cannot be read now.
         let Ok(areas) = self.state.areas_on() else { return };
         if let Some(is_full) = self.space.look(&areas, room.bytes) {
             self.tell_all(&Tell::Full(is_full == Full::Yes));
@@ -501,7 +504,7 @@ impl Keeper {
 }
 
 impl Keeper {
-    /// Tells the thread that watches for a machine without memory of the last look at the cache.
+    /// Tells the thread that watches for a shortage of memory how the cache was at the last look.
     fn watch_shortage(&mut self, room: Room) {
         let Some(shortage) = &mut self.shortage else { return };
         for _ in 0..shortage.looked(self.space.is_full(), room) {
@@ -513,9 +516,9 @@ impl Keeper {
     }
 }
 
-/// Keeps this process independent of its own device. It starts the next daemon when nobody answers,
-/// so none of its memory may be swapped out, and it may not wait for memory until a page is swapped
-/// out. Where that is not permitted, it does without.
+/// Makes this process independent of its own device. It starts the next daemon while no page is
+/// served. So none of its memory may be swapped out, and its allocations must not wait for a page
+/// to be swapped out. Without the permission for that, it goes on without.
 fn spare() {
     process::raise_descriptor_limit();
     let _ = process::lock_memory();
@@ -530,7 +533,7 @@ fn cannot_start(error: io::Error) -> Failure {
     Failure::new(format!("cannot start the daemon: {error}"))
 }
 
-/// The lock again, after its folder was removed.
+/// Takes the lock again after its folder was removed.
 fn retake(lock: Lock) -> Result<Lock, Failure> {
     drop(lock);
     let cannot = |error| Failure::new(cannot_lock(&error));
@@ -540,7 +543,7 @@ fn retake(lock: Lock) -> Result<Lock, Failure> {
 
 fn listen() -> Result<UnixListener, Failure> {
     let path = folder::socket();
-    // One that a keeper left which died.
+    // A socket that a dead keeper left.
     let _ = fs::remove_file(&path);
     let listener = UnixListener::bind(&path).map_err(cannot_start)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(cannot_start)?;
@@ -556,14 +559,14 @@ fn catch_signals(notify: &UnixStream, is_serving: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The meaning of SIGHUP: the terminal is gone, or `serve` without one should read its
-/// configuration again.
+/// True if SIGHUP means that the terminal is gone. For `serve` without a terminal it means that the
+/// configuration is to be read again.
 pub fn ends_on_hangup(is_serving: bool) -> bool {
     !is_serving || std::io::stdin().is_terminal()
 }
 
-/// True if groups can keep the kernel's zswap away from their pages: then it need not be switched
-/// off for the whole machine.
+/// True if groups can keep their pages from the kernel's zswap. Then zswap may stay on for the rest
+/// of the machine.
 fn cgroup_refuses_zswap() -> bool {
     cgroup::Hierarchy::find().is_some_and(|hierarchy| hierarchy.can_refuse_zswap())
 }

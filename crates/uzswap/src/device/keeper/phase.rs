@@ -1,4 +1,5 @@
-//! Where the keeper is between its beginning and its end: **the one place** where that changes.
+//! The phases of the keeper from its beginning to its end. **This is the only place** that changes
+//! them.
 //!
 //! The phase alone decides which processes may be started, ended, killed or removed.
 
@@ -9,11 +10,12 @@ use crate::device::phase::Phased;
 pub enum Phase {
     /// The first daemon and the first area are being made.
     Starting,
-    /// Somebody needs the cache.
+    /// A process needs the cache.
     Serving,
-    /// Nobody does: a process of ours has the kernel read everything back.
+    /// No process does. A process of ours has the kernel read everything back.
     Emptying,
-    /// The kernel could not, most likely for want of memory. It is asked again after a while.
+    /// The kernel could not read everything back, most likely for want of memory. It will be asked
+    /// again.
     Refused,
     /// No daemon can go on. Requests for swapped pages are answered with errors.
     Lost,
@@ -25,20 +27,20 @@ pub enum Phase {
 
 use Phase::{Emptying, Ending, Lost, Over, Refused, Serving, Starting};
 
-/// The acts that are not always permitted.
+/// The acts that only some phases permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
-    /// A run takes part.
+    /// Let a run take part.
     TakeRun,
-    /// A further area is made.
+    /// Make a further area.
     MakeArea,
-    /// A daemon is started.
+    /// Start a daemon.
     StartDaemon,
-    /// A daemon that does not serve is killed, for another to go on.
+    /// Kill a daemon that does not serve, so that another goes on.
     KillDaemon,
-    /// The daemon is told to end, and killed if it does not.
+    /// Tell the daemon to end, and kill it if it does not.
     EndDaemon,
-    /// Devices, mounts, groups and the folder are removed.
+    /// Remove devices, mounts, groups and the folder.
     Remove,
 }
 

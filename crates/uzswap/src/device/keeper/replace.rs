@@ -1,4 +1,4 @@
-//! One daemon after another: when one was killed, and when another version is to go on.
+//! Replacing the daemon: after it was killed, or by another version.
 
 use super::phase::{Act, Phase};
 use super::{COME_BACK, Keeper};
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use uzswap_sys::process;
 
 impl Keeper {
-    /// Starts another daemon, which goes on.
+    /// Starts a daemon in place of one that died.
     pub(super) fn daemon_died(&mut self) {
         if !self.phase.may(Act::StartDaemon) {
-            // Nothing is swapped to it any more.
+            // The kernel swaps nothing to it any more.
             self.daemon = None;
             return;
         }
@@ -21,7 +21,7 @@ impl Keeper {
         self.go_on();
     }
 
-    /// Makes a daemon serve where none does. If that fails, the swapped pages are lost.
+    /// Starts a daemon where none serves. If that fails, the swapped pages are lost.
     pub(super) fn go_on(&mut self) {
         match self.replace_daemon() {
             Ok(()) => {
@@ -35,7 +35,7 @@ impl Keeper {
     /// The swapped pages are lost.
     fn lose(&mut self, why: &Failure) {
         if self.state.is_serving {
-            // Runs are told by themselves.
+            // A run hears of it by its own message.
             self.trouble(format!("the daemon died: {why}"));
         }
         self.bury_daemon();
@@ -45,8 +45,8 @@ impl Keeper {
         for place in self.state.runs.iter().filter_map(|run| run.place.as_ref()) {
             place.kill();
         }
-        // With the last descriptor the connection to FUSE ends, and threads that wait for a page
-        // are told. Over ublk that needs somebody, or those who wait would not end.
+        // Closing the last descriptor ends the connection to FUSE, which wakes threads that wait
+        // for a page. Over ublk a stand-in must answer them, or they would wait for ever.
         self.kept = None;
         match self.state.stand_in() {
             Ok(stand_in) => self.stand_in = stand_in,
@@ -55,16 +55,18 @@ impl Keeper {
         self.is_told_to_end = true;
     }
 
-    /// Kills the daemon and waits until it executes nothing any more: two daemons may never use the
-    /// memory at once. The closing of its files, for which it may wait, is not waited for.
+    /// Kills the daemon and waits until none of its threads runs: two daemons may never use the
+    /// memory at once. It does not wait until the daemon's files are closed, which may hang.
     fn bury_daemon(&mut self) {
         self.phase.require(Act::KillDaemon);
-        // Closed once it is over: one that lives takes its end for ours, and starts another keeper.
+        // Closed after the daemon is over: a living daemon would take it for the keeper's death,
+        // and start another keeper.
         let _wire = self.daemon.take();
         if let Some(daemon) = self.state.daemon.filter(|daemon| !daemon.is_over()) {
-            // An error: it has just died.
+            // An error: the daemon has just died.
             let _ = process::kill(daemon.pid, libc::SIGKILL);
-            // As long as it takes: it reads the disk into memory that stays.
+            // However long this takes: the daemon may be reading the disk into memory that outlives
+            // it.
             while !processes::wait_for(COME_BACK, || daemon.is_over()) {}
         }
         self.buried.extend(self.daemon_child.take());
@@ -80,7 +82,7 @@ impl Keeper {
             std::thread::sleep(pause);
             match self.start_next() {
                 Ok(()) => return Ok(()),
-                // It may have been killed like the one before.
+                // The new daemon may have been killed like the last.
                 Err(failure) => why = failure,
             }
             self.short_lives.failed();
@@ -88,11 +90,11 @@ impl Keeper {
         Err(why)
     }
 
-    /// Starts a daemon after one that is gone or failed to take over. If that fails, the next one
-    /// is of our own program: the new version may be gone, or not understand the memory.
+    /// Starts a daemon after one that is gone or failed to take over. If that fails, the next
+    /// attempt uses our own program: the new version may be gone, or not understand the memory.
     fn start_next(&mut self) -> Result<(), Failure> {
         let Err(failure) = self.order_or_start() else { return Ok(()) };
-        // Only we can start one of our own program, if the one that is left is of another.
+        // Only the keeper can start our own program if the remaining daemon runs another one.
         if self.program != Path::new(OWN_PROGRAM) || self.has_dead_daemon() {
             self.bury_daemon();
             self.program = OWN_PROGRAM.into();
@@ -100,17 +102,17 @@ impl Keeper {
         Err(failure)
     }
 
-    /// Orders the daemon that there is to become the next one, or starts one.
+    /// Orders the remaining daemon to become the next one, or starts one.
     fn order_or_start(&mut self) -> Result<(), Failure> {
         let order = Order::Become(self.program.clone());
-        // An error: it has died.
+        // An error: the daemon has died.
         let is_told = self.daemon.as_mut().is_some_and(|daemon| daemon.send(&order).is_ok());
         if is_told { self.await_daemon().map(drop) } else { self.start_daemon() }
     }
 
-    /// Has a daemon of another program go on, and one of that before where it cannot. As `run`'s,
-    /// this keeper is replaced too, by the daemon; as `serve` it is the process that somebody has
-    /// started.
+    /// Replaces the daemon by one of another program, or by the old program again if that fails. A
+    /// keeper of runs is replaced by the daemon too. `serve` stays, since it is the process that a
+    /// person or systemd has started.
     pub(super) fn upgrade(&mut self, index: usize, program: PathBuf) {
         let upgraded = self.replace_by(program);
         let daemon = self.state.daemon.map_or(0, |daemon| daemon.pid);
@@ -118,13 +120,13 @@ impl Keeper {
             Ok(()) => Tell::Replaced(daemon),
             Err(failure) => Tell::Refused(failure.to_string()),
         };
-        // Said before it is let go: a few bytes, to one that waits for them.
+        // Told before the wire is closed: a few bytes, to a process that waits for them.
         self.members[index].tell(answer);
         self.members.swap_remove(index);
         if upgraded.is_ok() {
             self.tell_all(&Tell::Replaced(daemon));
             if !self.state.is_serving {
-                // As if killed: nothing is undone.
+                // Exits as if it were killed: nothing is undone.
                 std::process::exit(0);
             }
         }
@@ -148,7 +150,7 @@ impl Keeper {
         }
     }
 
-    /// True if the daemon has died and no other has been started yet.
+    /// True if the daemon has died and has not been replaced.
     pub(super) fn has_dead_daemon(&mut self) -> bool {
         self.hear_room().is_err() || self.state.daemon.is_none_or(|daemon| daemon.is_ending())
     }
