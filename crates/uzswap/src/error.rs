@@ -24,7 +24,7 @@ impl Failure {
         Self { message: message.into(), exit_code }
     }
 
-    /// One that somebody else has said.
+    /// A failure that another process has reported.
     pub fn silent() -> Self {
         Self::new("")
     }

@@ -1,5 +1,5 @@
-//! The command line by itself, from which the man pages and the completions are made as well; and
-//! the names of the metrics.
+//! The definition of the command line, for xtask to make man pages and completions of; and the
+//! names of the metrics.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! The metrics: their names by Prometheus' conventions, and the text of a scrape.
 //!
-//! Each is a statistic of the control files under another name, but for whether there are any, how
-//! long reads took, and when the daemon was started.
+//! Each metric is a statistic of the control files under another name, except three: whether a
+//! daemon answers, the times of reads, and the start of the daemon.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
@@ -15,15 +15,16 @@ use uzswap_block::control;
 
 /// The prefix of every name.
 const PREFIX: &str = "uzswap";
-/// True if there are figures.
+/// 1 while a daemon answers.
 const UP: &str = "up";
-/// How long reads took, of the device and of the store in another machine's memory.
+/// Times of reads, from the device and from the store in another machine's memory.
 const FAULTS: &str = "fault";
 const REMOTE_READS: &str = "remote_read";
-/// When the daemon was started.
+/// The time of the daemon's start.
 const STARTED: &str = "daemon_start_time";
 
-/// Statistics whose unit is not the end of their name: name, and the one here without the unit.
+/// Statistics whose names do not end with the unit: the name, and the metric's name without the
+/// unit.
 const RENAMED: [(&str, &str); 9] = [
     ("backing_bytes_written", "backing_written"),
     ("backing_bytes_read", "backing_read"),
@@ -38,9 +39,9 @@ const RENAMED: [(&str, &str); 9] = [
 
 /// A metric.
 pub struct Metric {
-    /// Of the control file that it is read from.
+    /// The name of its control file.
     pub statistic: &'static str,
-    /// Its text.
+    /// The help text.
     pub help: &'static str,
     /// `counter`, `gauge` or `histogram`.
     pub kind: MetricType,
@@ -64,7 +65,7 @@ impl Metric {
         Self { statistic: "", help, kind, stem: stem.to_owned(), unit }
     }
 
-    /// As it is scraped; of a histogram, without `_bucket`, `_sum` and `_count`.
+    /// The name in a scrape. A histogram's has no `_bucket`, `_sum` and `_count` here.
     pub fn name(&self) -> String {
         let unit = self.unit.as_ref().map(|unit| format!("_{}", unit.as_str()));
         let total = if matches!(self.kind, MetricType::Counter) { "_total" } else { "" };
@@ -72,7 +73,7 @@ impl Metric {
     }
 }
 
-/// All of them. The percentiles of the statistics are left out: the histograms have them.
+/// All metrics. The statistics' percentiles are left out, since the histograms have them.
 pub fn metrics() -> Vec<Metric> {
     let up = "1 while a daemon answers; without one there are no other metrics.";
     let faults = "How long reads of the device took, from taking the request to the answer.";
@@ -92,15 +93,15 @@ pub fn metrics() -> Vec<Metric> {
 /// Times of reads.
 #[derive(Debug, Clone, Default)]
 pub struct Times {
-    /// Upper bounds in nanoseconds, and how many reads took at most that, and more than the bound
-    /// before.
+    /// Upper bounds in nanoseconds. Each has the count of reads that took at most that, and more
+    /// than the last bound.
     buckets: Vec<(u64, u64)>,
     /// Nanoseconds that all reads took.
     pub sum: u64,
 }
 
 impl Times {
-    /// Adds a line of a file of times: a bound in nanoseconds or `sum`, and its number.
+    /// Adds a line of a file of times: a bound in nanoseconds or `sum`, with its number.
     pub fn add(&mut self, bound: &str, value: u64) {
         match bound.parse() {
             Ok(ns) => self.buckets.push((ns, value)),
@@ -126,10 +127,10 @@ impl Times {
     }
 }
 
-/// The data that were read for one scrape.
+/// The data that one scrape reads.
 #[derive(Debug, Clone, Default)]
 pub struct Scrape {
-    /// By the names of the statistics.
+    /// Values by the names of the statistics.
     pub statistics: BTreeMap<&'static str, u64>,
     /// Times of reads of the device.
     pub faults: Times,
@@ -140,12 +141,12 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// A statistic, 0 where it is not known.
+    /// A statistic; 0 if it is unknown.
     pub fn get(&self, name: &str) -> u64 {
         self.statistics.get(name).copied().unwrap_or(0)
     }
 
-    /// As OpenMetrics has it.
+    /// The text in the format of OpenMetrics.
     pub fn openmetrics(self) -> String {
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_collector(Box::new(self));
@@ -155,8 +156,8 @@ impl Scrape {
         said
     }
 
-    /// In Prometheus' own format, version 0.0.4: a counter is declared by its whole name there, and
-    /// there are no units.
+    /// The text in Prometheus' own format, version 0.0.4. It declares a counter by its whole name,
+    /// and has no units.
     pub fn plain(self) -> String {
         let mut said = String::new();
         let openmetrics = self.openmetrics();

@@ -3,9 +3,9 @@
 use parse_size::Config;
 use uzswap_sys::cpu;
 
-/// Reads `512M`, `4G`, `1.5GiB`, `1048576`, in units of 1024 with or without the i. It also reads
-/// `ram`, the machine's memory, `ram / 2`, `ram * 1.5`; and `available`, the memory that may be
-/// used now. `min` and `max` take two of those, as in `min(ram / 2, 4G)`.
+/// Reads `512M`, `4G`, `1.5GiB`, `1048576`; units are of 1024, with or without the i. Also `ram`,
+/// the machine's memory, as in `ram / 2` or `ram * 1.5`, and `available`, the memory that is free
+/// now. `min` and `max` take two of these, as in `min(ram / 2, 4G)`.
 pub fn parse(text: &str) -> Result<u64, String> {
     let of_ram = || match cpu::memory_info() {
         Ok(memory) => Ok(memory.total),
@@ -25,7 +25,7 @@ pub fn parse(text: &str) -> Result<u64, String> {
     term(text, &of_ram)
 }
 
-/// The word for the memory that may be used now.
+/// The word for the memory that a command may use now.
 pub const AVAILABLE: &str = "available";
 
 /// Bytes that a command may use: the machine's free memory, or the limit of the caller's control
@@ -57,7 +57,7 @@ fn term(text: &str, of_ram: &dyn Fn() -> Result<u64, String>) -> Result<u64, Str
         _ if rest.is_empty() => 1.0,
         _ => return Err(wrong("after ram comes / or *".into())),
     };
-    // Whole bytes of some GiB: an f64 has them exactly up to 8 PiB.
+    // An f64 has whole bytes exactly up to 8 PiB.
     Ok((of_ram()? as f64 * factor) as u64)
 }
 

@@ -1,7 +1,7 @@
 //! Messages on standard error, and output on standard output.
 //!
-//! A reader may be gone, as in `uzswap status | head`, or have no room left. That ends nothing
-//! here: a command runs, and a device is served, without readers. (`println!` would panic.)
+//! The reader may be gone, as in `uzswap status | head`, or the disk full. That ends nothing here:
+//! a command runs, and a device is served, without readers. (`println!` would panic.)
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -11,11 +11,11 @@ static LOST: OnceLock<io::Error> = OnceLock::new();
 
 /// Writes a line to standard error, if anybody reads it.
 pub fn to_error(line: fmt::Arguments) {
-    // An error: nobody is left to tell.
+    // An error: there is no one to tell.
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes a line to standard output. An error other than that nobody reads it: see [`lost`].
+/// Writes a line to standard output. An error other than a missing reader is kept for [`lost`].
 pub fn to_output(line: fmt::Arguments) {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => _ = LOST.set(error),
@@ -23,7 +23,7 @@ pub fn to_output(line: fmt::Arguments) {
     }
 }
 
-/// Why not all that was shown could be written.
+/// The error because of which some output was lost.
 pub fn lost() -> Option<&'static io::Error> {
     LOST.get()
 }

@@ -1,13 +1,13 @@
-//! The acts of `serve` when the memory of the whole machine runs out.
+//! `serve` and a machine whose memory runs out.
 //!
-//! With pool and backing full nothing more can be swapped out. The kernel then ends a process once
-//! it finds nothing to reclaim, which may be never: programs' files can be dropped and read again
-//! without end. So a thread looks how long all processes stand still for want of memory (PSI). When
-//! that is most of the time, and no page can be stored, it has the kernel end a process (SysRq f),
-//! the one that it would choose itself.
+//! With pool and backing full, no more can be swapped out. The kernel then ends a process once it
+//! finds nothing to reclaim. That may never happen: it can drop programs' files and read them again
+//! without end. So a thread watches how long all processes stand still for want of memory (PSI).
+//! When they do so most of the time, and no page can be stored, the thread has the kernel end a
+//! process (SysRq f). The kernel makes its usual choice.
 //!
-//! All that the thread uses is opened and touched before. It runs in real time: such threads get at
-//! a part of the kernel's reserve, and at a CPU.
+//! All that the thread uses is opened and touched before. It runs in real time: such threads may
+//! use a part of the kernel's reserve, and get a CPU.
 
 use std::fs::File;
 use std::io;
@@ -29,37 +29,37 @@ const END_ONE: &[u8] = b"f";
 /// How often to look.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How long it must go on, and how much of it all must stand still.
+/// The window of a decision, and the share of it in which all must stand still.
 const WINDOW: Duration = Duration::from_secs(5);
 const STILL_PERCENT: u32 = 50;
 
 /// Memory is short when less than this share of it is available.
 const SHORT_DIVISOR: u64 = 10;
 
-/// A keeper that has not looked at the cache for so long waits for memory itself.
+/// A keeper whose last look is older than this is itself waiting for memory.
 const LATE: Duration = Duration::from_secs(2);
 
-/// How often the keeper looks whether writes were refused.
+/// How often the keeper checks whether writes were refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
-/// The messages of the keeper and the thread to each other: see the module.
+/// The state that the keeper and the thread share.
 struct ShortageState {
     began: Instant,
-    /// When the keeper last looked, milliseconds after the beginning.
+    /// When the keeper last looked at the cache, milliseconds after `began`.
     looked: AtomicU64,
-    /// The cache takes no more, or has refused something.
+    /// True if the cache is full, or has refused a page.
     refuses: AtomicBool,
-    /// Processes that were to be ended.
+    /// Processes that the kernel was asked to end.
     ended: AtomicU64,
 }
 
-/// The keeper's side. The thread goes with the process.
+/// The keeper's side. The thread ends with the process.
 pub struct Shortage {
     shared: Arc<ShortageState>,
-    /// Writes refused, and when that was looked at.
+    /// Refused writes at the last check, and its time.
     refused: u64,
     refused_at: Instant,
-    /// Of `ended`, those that were told of.
+    /// The part of `ended` that was reported.
     told: u64,
 }
 
@@ -77,7 +77,7 @@ impl Shortage {
             trigger,
             judge: Judge::default(),
         };
-        // It may be there and not be readable: switched off at boot.
+        // The file may exist and not be readable: PSI can be switched off at boot.
         watch.look(true).map_err(|error| named(pressure::MACHINE, error))?;
         let began = Instant::now();
         let shared = Arc::new(ShortageState {
@@ -88,7 +88,7 @@ impl Shortage {
         });
         let of_thread = shared.clone();
         thread::Builder::new().name("uzswap-shortage".into()).spawn(move || {
-            // An error: it looks all the same, when its turn comes.
+            // An error: the thread still looks, when it gets a CPU.
             let _ = process::run_in_real_time();
             let _ = process::lock_memory();
             watch.keep(&of_thread);
@@ -96,8 +96,8 @@ impl Shortage {
         Ok(Self { shared, refused: 0, refused_at: began, told: 0 })
     }
 
-    /// Called by the keeper whenever the daemon has said how much more the cache can take; the
-    /// number of processes ended since the last time.
+    /// Called by the keeper when the daemon has reported how much more the cache can take. Returns
+    /// the number of processes ended since the last call.
     pub fn looked(&mut self, is_full: bool, room: Room) -> u64 {
         let now = Instant::now();
         if now - self.refused_at > REFUSED_PAUSE {
@@ -125,7 +125,8 @@ impl ShortageWatch {
             thread::sleep(PAUSE);
             let looked = shared.began + Duration::from_millis(shared.looked.load(Relaxed));
             let refuses = shared.refuses.load(Relaxed) || looked.elapsed() > LATE;
-            // An error of looking: at the next look. Of asking: likewise, after another window.
+            // After an error of the look, the next look tries again. After one of the write, the
+            // next window.
             if self.look(refuses).is_ok_and(|is_time| is_time)
                 && self.trigger.write_at(END_ONE, 0).is_ok()
             {
@@ -134,7 +135,7 @@ impl ShortageWatch {
         }
     }
 
-    /// True if a process is to be ended now.
+    /// True if a process is to be ended now. `refuses`: no page can be stored.
     fn look(&mut self, refuses: bool) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         let info = MemoryInfo::parse(read(&self.memory, &mut buffer)?);
@@ -150,19 +151,19 @@ fn read<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
     std::str::from_utf8(&buffer[..bytes]).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// For how long all processes that had something to do stood still, since boot:
-/// `full avg10=0.00 avg60=0.00 avg300=0.00 total=1234`, in microseconds.
+/// The time for which all processes with work stood still, since boot: `full avg10=0.00 avg60=0.00
+/// avg300=0.00 total=1234`, in microseconds.
 fn stood_still(text: &str) -> Option<Duration> {
     let line = text.lines().find(|line| line.starts_with("full "))?;
     let total = line.rsplit_once("total=")?.1;
     Some(Duration::from_micros(total.trim().parse().ok()?))
 }
 
-/// Decides from a look now and then.
+/// Decides by comparing looks.
 #[derive(Default)]
 struct Judge {
-    /// The time when memory became short, or a process was last requested, and the stalls up to
-    /// then.
+    /// The start of the window, and the time stood still until then. A window begins when memory
+    /// becomes short, and after each request.
     since: Option<(Instant, Duration)>,
 }
 

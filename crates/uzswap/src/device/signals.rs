@@ -9,31 +9,32 @@ use signal_hook::low_level::siginfo::Cause;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Something happened.
+/// An event.
 #[derive(Debug)]
 pub enum Event {
     /// A signal came.
     Signal {
-        /// Which.
+        /// Its number.
         signal: i32,
-        /// The kernel sent it for a key of the terminal, so the whole foreground group has it.
+        /// True if the kernel sent it for a key of the terminal. Then the whole foreground group
+        /// has it.
         from_terminal: bool,
     },
     /// The command ended.
     CommandEnded(ExitStatus),
-    /// The keeper said so.
+    /// The keeper sent a message.
     Told(Tell),
     /// The keeper and the daemon are gone.
     Gone,
-    /// Another keeper took over, and is spoken to over this wire.
+    /// Another keeper took over, and listens on this wire.
     CameBack(Wire),
 }
 
-/// Where events come out, and where watchers put them in.
+/// The queue of events.
 pub struct Events {
-    /// Comes out.
+    /// The main thread takes events from it.
     pub receiver: Receiver<Event>,
-    /// Goes in.
+    /// Watchers put events into it.
     pub sender: Sender<Event>,
 }
 

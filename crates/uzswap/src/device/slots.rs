@@ -1,9 +1,10 @@
-//! `uzswap hold-slots`: the process that takes slots of the areas. The kernel then finds them full.
+//! `uzswap hold-slots`: the process that takes slots of the areas, so that the kernel finds them
+//! full.
 //!
-//! Its pages are to be swapped out, and the kernel refuses that in a process that has locked all of
-//! its memory: so this is a process of its own. It waits for the device, so it shares no memory
-//! that outlives the daemon (area.rs). It ends with the keeper that has started it, and gives all
-//! slots back.
+//! Its own pages are swapped out to take slots. The kernel refuses that in a process that has
+//! locked all of its memory, so this process is separate. It waits for the device, so it must not
+//! have the memory that outlives the daemon (area.rs). It ends with its keeper, and the kernel then
+//! frees all its slots.
 
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::wire::{self, Wire};
@@ -15,28 +16,28 @@ use std::time::{Duration, Instant};
 use uzswap_sys::ballast::Ballast;
 use uzswap_sys::process;
 
-/// Slots that are taken before it is looked again how many are wanted.
+/// Bytes of slots that it takes before it reads again how many are wanted.
 const TAKEN_AT_ONCE: u64 = 2 << 20;
 
-/// How long after its start it is started again where it was killed.
+/// A process that was killed is started again this long after its last start.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// How often it tries again where none could be taken.
+/// The pause between attempts when no slot could be taken.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Holds as many as the keeper says.
+/// Takes as many slots as the keeper orders.
 pub fn hold() -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new(format!("hold-slots: {error}"));
-    // An error: the system is older than the call, and closed them by exec.
+    // An error: the kernel lacks the call. exec has closed the descriptors.
     let _ = process::close_inherited(None);
-    // Marked as its parent is, it could not have its pages swapped out.
+    // With its parent's mark, its pages could not be swapped out.
     let _ = process::set_io_flusher(false);
     let mut wire = Wire::of_stdin().map_err(failed)?;
     let mut ballast = Ballast::new().map_err(failed)?;
     let mut wanted = 0;
     loop {
         let bytes = ballast.bytes();
-        // Errors leave the slots as they are, for the next look.
+        // After an error the slots stay as they are until the next look.
         let is_done = if wanted > bytes {
             ballast.grow((wanted - bytes).min(TAKEN_AT_ONCE)).map_or(true, |more| more == 0)
         } else {
@@ -44,12 +45,12 @@ pub fn hold() -> Result<(), Failure> {
             true
         };
         if ballast.bytes() != bytes {
-            // An error: the keeper is gone, as the next look shows.
+            // An error: the keeper is gone. The next read notices that.
             let _ = wire.send(&ballast.bytes());
         }
         let wait = match (wanted > ballast.bytes(), is_done) {
             (false, _) => None,
-            // There was no slot, or the device takes its time.
+            // There was no free slot, or the device is slow.
             (true, true) => Some(PAUSE),
             (true, false) => Some(Duration::ZERO),
         };
@@ -65,8 +66,8 @@ pub fn hold() -> Result<(), Failure> {
     }
 }
 
-/// The process, seen by the keeper. It is started when slots are first wanted, and never waited
-/// for. Dropped, it ends.
+/// The keeper's side of the process. It is started when slots are first wanted, and the keeper
+/// never waits for it. Dropping this value ends it.
 #[derive(Default)]
 pub struct Holder {
     process: Option<(Child, Wire)>,
@@ -78,12 +79,12 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Bytes of slots that it has taken, as far as was heard.
+    /// Bytes of slots that the process has reported.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Hears how many it has taken.
+    /// Reads how many slots the process has.
     pub fn hear(&mut self) {
         let Some((_, wire)) = &mut self.process else { return };
         while wire.is_ready(Some(Duration::ZERO)).unwrap_or(true) {
@@ -98,7 +99,7 @@ impl Holder {
         self.say();
     }
 
-    /// Has it take so many.
+    /// Orders the process to hold this many bytes of slots.
     pub fn set(&mut self, bytes: u64) {
         if self.process.is_none() && !self.start(bytes) || self.wanted == bytes {
             return;
@@ -112,13 +113,13 @@ impl Holder {
         }
     }
 
-    /// Starts it, if any are wanted; whether it was.
+    /// Starts the process, if any slots are wanted. Returns true if it runs.
     fn start(&mut self, bytes: u64) -> bool {
         if bytes == 0 || self.started.is_some_and(|at| at.elapsed() < AGAIN) {
             return false;
         }
         self.started = Some(Instant::now());
-        // An error: no memory for a process, most likely; it is tried again.
+        // An error: most likely there is no memory for a process. A later call tries again.
         let started = Wire::pair().and_then(|(wire, theirs)| {
             let mut command = Command::new(OWN_PROGRAM);
             command.arg0("@uzswap").arg("hold-slots").stdin(theirs);
@@ -140,7 +141,8 @@ impl Holder {
     fn end(&mut self) {
         if let Some((mut child, wire)) = self.process.take() {
             drop(wire);
-            // Errors: it has ended. Its slots are given back as it ends; nobody waits for that.
+            // Errors: the process has ended. The kernel frees its slots as it ends, which is not
+            // awaited.
             let _ = child.kill();
             let _ = child.try_wait();
         }

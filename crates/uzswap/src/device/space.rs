@@ -1,45 +1,46 @@
-//! How much swap space the kernel sees: no more than it needs, and none that cannot be served.
+//! The size of the swap space that the kernel sees: no more than it needs, and none that cannot be
+//! served.
 //!
-//! The kernel tells of freed slots only when it discards a whole cluster, and uses fresh clusters
-//! as long as there are some. And while less than half of all swap space is taken, it leaves a page
-//! its slot when it reads it back. So in a large area dead pages and second copies pile up. Areas
-//! are therefore made one after another, each a quarter of those before it. Then slots are used
-//! again, and only so we learn that the page in them is dead (docs/design/space.md has the
+//! The kernel reports freed slots only when it discards a whole cluster, and it uses fresh clusters
+//! as long as there are some. And while less than half of all swap space is taken, a page keeps its
+//! slot after it is read back. So dead pages and second copies pile up in a large area. Areas are
+//! therefore made one after another, each a quarter of all before it. Then the kernel reuses slots,
+//! and only a reuse tells us that the old page in a slot is dead (docs/design/space.md has the
 //! measurements).
 //!
-//! When pool and backing are nearly full, the kernel is left as many free slots as pages can be
-//! stored in the worst case. Pages of our own take the other slots (slots.rs). So the kernel finds
-//! swap space full and acts on that. It would repeat writes that are refused.
+//! When pool and backing are nearly full, the kernel may have only as many free slots as pages can
+//! be stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
+//! finds swap space full and acts on that. Refused writes it would only repeat.
 
 use crate::device::slots::Holder;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use uzswap_sys::swap::Area;
 
-/// The first area, at least; and as a share of all that there may be.
+/// The least size of the first area, and its share of the whole size.
 const FIRST_BYTES_MIN: u64 = 256 << 20;
 const FIRST_DIVISOR: u64 = 64;
 const FIRST_BYTES_LEAST: u64 = 16 << 20;
 
-/// Free slots that the kernel is left, at least: as many as it may take between two looks.
+/// Free slots that the kernel needs at least: as many as it may take between two looks.
 const FREE_BYTES_MIN: u64 = 128 << 20;
 const FREE_DIVISOR: u64 = 8;
 
-/// A further area, as a share of those there are. The kernel knows some 23 areas, ours and others.
+/// A further area, as a share of those that exist. The kernel knows some 23 areas, ours and others.
 const GROWTH_DIVISOR: u64 = 4;
 const AREAS_MAX: usize = 18;
 
 /// Areas are made of whole clusters.
 pub const CLUSTER_BYTES: u64 = 2 << 20;
 
-/// With more room than this, or this share of the pool, the kernel may have all slots: between two
-/// looks it cannot fill them.
+/// With more room than this, the kernel may have all slots: it cannot fill the cache between two
+/// looks.
 const ROOM_BYTES_ENOUGH: u64 = 256 << 20;
 
-/// With less the cache is full.
+/// With less room the cache counts as full.
 const ROOM_BYTES_MIN: u64 = 256 << 10;
 
-/// Before an area is tried again that could not be made; doubled up to a minute.
+/// The pause before an area that could not be made is tried again. It doubles up to a minute.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_DOUBLINGS: u32 = 6;
 
@@ -47,18 +48,17 @@ const RETRY_DOUBLINGS: u32 = 6;
 const CALM: Duration = Duration::from_millis(50);
 const TIGHT: Duration = Duration::from_millis(5);
 
-/// True if the cache can take no more.
+/// A change of the cache's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// It cannot.
+    /// It can take no more.
     Yes,
-    /// It can again.
+    /// It can take more again.
     No,
 }
 
-/// The first part of a disk of `size` bytes beside those that are taken: `bytes`, or less where no
-/// more is free. It begins with a cluster. Somebody may have switched an area off that was before
-/// others.
+/// The first part of a disk of `size` bytes that is not `taken`. It has `bytes`, or fewer if the
+/// gap is smaller, and begins with a cluster. A gap arises when an area is switched off by hand.
 pub fn free_part(taken: &[Range<u64>], bytes: u64, size: u64) -> Option<Range<u64>> {
     let mut taken = taken.to_vec();
     taken.sort_by_key(|part| part.start);
@@ -78,7 +78,7 @@ pub struct Space {
     size: u64,
     ballast: Holder,
     is_full: bool,
-    /// No area is made before, since so many attempts in a row have failed.
+    /// No area is made before this time, after so many failures in a row.
     grows_from: Option<Instant>,
     failures: u32,
     /// Bytes of free slots that the kernel may have; `u64::MAX` with enough room.
@@ -86,7 +86,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// For `size` bytes, in all.
+    /// For areas of up to `size` bytes together.
     pub fn new(size: u64) -> Self {
         Self {
             size,
@@ -98,13 +98,13 @@ impl Space {
         }
     }
 
-    /// The part of the disk that is to be an area now; `None`: there are enough. No byte of it is
-    /// in the parts that are `taken`.
+    /// The part of the disk for the next area; `None` if there are enough areas. It overlaps no
+    /// part of `taken`.
     pub fn wants(&self, areas: &[Area], taken: &[Range<u64>]) -> Option<Range<u64>> {
         free_part(taken, self.bytes_wanted(areas)?, self.size)
     }
 
-    /// Bytes of the next area; `None`: there are enough.
+    /// Bytes of the next area; `None` if there are enough areas.
     fn bytes_wanted(&self, areas: &[Area]) -> Option<u64> {
         if areas.is_empty() {
             let first = (self.size / FIRST_DIVISOR).max(FIRST_BYTES_MIN);
@@ -142,8 +142,8 @@ impl Space {
         self.is_full
     }
 
-    /// An area could not be made: the next attempt is later, and each pause twice as long. The
-    /// resource that lacks, memory most likely, comes back with time.
+    /// An area could not be made. The next attempt waits, twice as long after each failure. The
+    /// resource that is missing, memory most likely, comes back with time.
     pub fn cannot_grow(&mut self) {
         self.grows_from = Some(Instant::now() + RETRY * (1 << self.failures.min(RETRY_DOUBLINGS)));
         self.failures += 1;
@@ -154,8 +154,8 @@ impl Space {
         (self.grows_from, self.failures) = (None, 0);
     }
 
-    /// Leaves the kernel as many slots as there is `room` for, bytes; whether the cache became
-    /// full, or is so no more.
+    /// Leaves the kernel as many free slots as the cache has `room` for, bytes. Returns a change of
+    /// the cache's state.
     pub fn look(&mut self, areas: &[Area], room: u64) -> Option<Full> {
         self.free_max = if room >= ROOM_BYTES_ENOUGH { u64::MAX } else { room / 2 };
         let free: u64 = areas.iter().map(|area| area.bytes.saturating_sub(area.used)).sum();
@@ -190,7 +190,7 @@ mod tests {
         Area { path: "/dev/loop0".into(), bytes, used, priority: 0 }
     }
 
-    /// The part at the start is taken.
+    /// The part at the start of the disk.
     fn first(bytes: u64) -> Vec<Range<u64>> {
         std::iter::once(0..bytes).collect()
     }
@@ -208,7 +208,7 @@ mod tests {
         while let Some(part) = space.wants(&areas, &first(total)) {
             assert_eq!(part.start, total, "one behind the other");
             total = part.end;
-            // As the kernel counts it.
+            // The kernel does not count the header.
             areas.push(area(part.end - part.start - 4096, part.end - part.start - 4096));
         }
         assert_eq!(total, 4096 * MIB);
@@ -227,8 +227,8 @@ mod tests {
         assert_eq!((total, areas.len() <= AREAS_MAX), (16 << 40, true));
     }
 
-    /// The kernel's list was taken for all that is there: after somebody's swapoff of the first
-    /// area the next ones were over others.
+    /// Once the kernel's list was taken for all areas. After a swapoff of the first area by hand,
+    /// the next areas overlapped others.
     #[test]
     fn no_two_areas_are_over_the_same_part_whichever_is_switched_off() {
         let space = Space::new(1024 * MIB);

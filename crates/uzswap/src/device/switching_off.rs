@@ -1,5 +1,5 @@
-//! Switching areas off, by a process of its own: the kernel ends such a process first when memory
-//! runs out.
+//! Switching areas off, in a process of its own: when memory runs out, the kernel first ends a
+//! process that is in swapoff.
 
 use crate::device::processes::OWN_PROGRAM;
 use std::io;
@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use uzswap_sys::{cpu, process, swap};
 
-/// How often to ask again while another process switches an area off.
+/// The pause before the next try while another process switches the area off.
 const ANOTHER_IS_AT_IT: Duration = Duration::from_millis(50);
 
-/// Errors: the swapped pages would not fit in memory.
+/// Error: the swapped pages would not fit in memory.
 pub fn check_room(areas: &[swap::Area]) -> io::Result<()> {
     let used: u64 = areas.iter().map(|area| area.used).sum();
     let available = cpu::memory_info()?.available;
@@ -25,7 +25,7 @@ pub fn check_room(areas: &[swap::Area]) -> io::Result<()> {
     )))
 }
 
-/// Has the kernel read everything back and forget the areas, the last first.
+/// Has the kernel read everything back and forget the areas, the last area first.
 pub fn all(on: &[swap::Area]) -> io::Result<()> {
     if on.is_empty() {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn all(on: &[swap::Area]) -> io::Result<()> {
     if is_done { Ok(()) } else { Err(failed(on)) }
 }
 
-/// Starts that process.
+/// Starts a process that switches the areas off.
 pub fn start(areas: &[swap::Area]) -> io::Result<Child> {
     Command::new(OWN_PROGRAM)
         .arg("switch-off")
@@ -45,7 +45,7 @@ pub fn start(areas: &[swap::Area]) -> io::Result<Child> {
         .spawn()
 }
 
-/// Its failure.
+/// The error if that process fails.
 pub fn failed(areas: &[swap::Area]) -> io::Error {
     let devices: Vec<_> = areas.iter().map(|area| area.path.display().to_string()).collect();
     io::Error::other(format!(
@@ -54,10 +54,10 @@ pub fn failed(areas: &[swap::Area]) -> io::Error {
     ))
 }
 
-/// `uzswap switch-off`: the process for it.
+/// `uzswap switch-off`: that process.
 pub fn run(devices: &[PathBuf]) -> io::Result<()> {
-    // Marked as its parent is, it would find less memory for the pages that it reads back. An
-    // error: the parent was not permitted to mark itself.
+    // With its parent's mark, it would find less memory for the pages that it reads back. An error:
+    // the parent has no mark, for want of the permission.
     let _ = process::set_io_flusher(false);
     devices.iter().try_for_each(|device| one(device))
 }
@@ -70,9 +70,9 @@ fn one(device: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// When to ask again after the kernel's answer to swapoff; `None`: the area is off. It answers
-/// EINVAL for an area that is off, and for one that another process is switching off. That one is
-/// still read back, and is on again if the other process is ended. So the kernel's list decides.
+/// When to call swapoff again after its answer; `None` if the area is off. The kernel answers
+/// EINVAL for an area that is off, and for one that another process is switching off. The latter
+/// still has pages, and is on again if the other process is killed. So the kernel's list decides.
 pub fn ask_again(
     answer: io::Result<()>,
     is_listed: impl FnOnce() -> io::Result<bool>,

@@ -1,4 +1,4 @@
-//! systemd, over its D-Bus interface: scopes, which are groups of processes that it did not start.
+//! systemd, over D-Bus: scopes, which are groups for processes that systemd did not start.
 
 use crate::error::Failure;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 /// The scope of the keeper and its daemon.
 const DAEMON_SCOPE: &str = "uzswap.scope";
 
-/// How long systemd gets to move a process.
+/// How long systemd may take to move a process.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// True if it runs this system, as sd_booted(3) asks.
+/// True if systemd runs this system, by the check of sd_booted(3).
 pub fn is_here() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// True if a group is a service's, which needs no scope: `serve` as a unit.
+/// True if a group is that of a service, as with `serve` as a unit. It needs no scope.
 pub fn is_own_service(group: &Group) -> bool {
     let name = group.path().file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with("uzswap") && name.ends_with(".service"))
 }
 
-/// The folder of a unit's group, below the hierarchy's.
+/// The folder of a unit's group, relative to the hierarchy.
 pub fn group_of(unit: &str) -> Result<PathBuf, Failure> {
     let output = Command::new("systemctl")
         .args(["show", "--value", "--property=ControlGroup", "--", unit])
@@ -43,7 +43,7 @@ pub fn group_of(unit: &str) -> Result<PathBuf, Failure> {
 
 type Property<'a> = (&'a str, Variant<'a>);
 
-/// Has systemd make a scope with a process in it, in `slice`, and leave its processes to us.
+/// Has systemd make a scope in `slice` with a process in it. systemd delegates the scope to us.
 pub fn start_scope(
     unit: &str,
     slice: Option<&str>,
@@ -61,7 +61,8 @@ pub fn start_scope(
     start(unit, &properties, pid)
 }
 
-/// The scope for the daemon: not stopped before swapping is off, not chosen when memory is short.
+/// The scope for the daemon. systemd does not stop it before swap is off, nor choose it when memory
+/// is short.
 pub fn start_daemon_scope(pid: i32) -> Result<(), Failure> {
     let properties: Vec<Property<'_>> = vec![
         ("Description", "uzswap: the compressed swap device".into()),

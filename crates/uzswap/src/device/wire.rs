@@ -1,5 +1,5 @@
-//! The messages of the processes to each other: a value a line, as JSON, over a socket that closes
-//! when either of them ends.
+//! The messages between our processes: JSON, one value on a line, over a socket that closes when
+//! either process ends.
 
 use crate::device::group_change::GroupChange;
 use crate::device::options::DaemonOptions;
@@ -15,23 +15,23 @@ use std::path::PathBuf;
 use std::time::Duration;
 use uzswap_block::{Offer, Room};
 
-/// The requests of `run` to the keeper.
+/// The messages of `run` to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// The first: to take part.
+    /// The first message: the run wants to take part.
     Join {
-        /// Its number and command, for people.
+        /// The run's number and command, for people.
         run: RunInfo,
         /// The options of the cache, for a keeper that was just started.
         options: Option<Box<DaemonOptions>>,
     },
-    /// The first, to a keeper that has taken over from one that died: it took part already.
+    /// The first message to a keeper that took over: this run takes part already.
     Rejoin(i32),
-    /// The only one: that the next daemon is of this program, and starts now.
+    /// The only message of `upgrade`: the next daemon is of this program, and starts now.
     Upgrade(PathBuf),
-    /// Where its command is about to run, so that somebody can end it.
+    /// The group of the run's command, so that the keeper can end it.
     Place(GroupChange),
-    /// Its command has ended, and nothing of it is left.
+    /// The command has ended, with all its processes.
     Leave,
 }
 
@@ -46,34 +46,34 @@ pub struct RunInfo {
     pub memory: u64,
 }
 
-/// The answers of the keeper.
+/// The messages of the keeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Tell {
     /// To [`Ask::Join`].
     Joined(Box<Joined>),
-    /// To [`Ask::Join`] and [`Ask::Place`]: why it cannot be.
+    /// To [`Ask::Join`] and [`Ask::Place`]: the reason for a refusal.
     Refused(String),
-    /// To [`Ask::Join`]: there is another keeper, or this one is about to end. Ask again.
+    /// To [`Ask::Join`]: there is another keeper, or this one is about to end. The run asks again.
     Busy,
     /// To [`Ask::Place`].
     Noted,
     /// To [`Ask::Leave`].
     Left {
-        /// Everything was undone, and the keeper ends.
+        /// True if everything was undone, and the keeper ends.
         is_over: bool,
         /// The changes that could not be undone.
         troubles: Vec<String>,
     },
-    /// The daemon died, and its swapped pages are lost, for this reason.
+    /// The daemon died, and the swapped pages are lost for this reason.
     Lost(String),
-    /// The daemon died, and another one, with this number, has gone on with everything. To
-    /// [`Ask::Upgrade`]: that is done.
+    /// A daemon with this number has replaced the dead one. As the answer to [`Ask::Upgrade`]: the
+    /// upgrade is done.
     Replaced(i32),
-    /// Pool and backing can take no more, or can again.
+    /// True if pool and backing can take no more, false if they can again.
     Full(bool),
-    /// So many runs use the cache now.
+    /// The number of runs that use the cache now.
     Runs(usize),
-    /// To those that have attached: to let go.
+    /// To `attach`: restore the limit and end.
     Detach,
 }
 
@@ -86,13 +86,13 @@ pub struct Joined {
     pub daemon: i32,
     /// The options with which the cache was made.
     pub options: DaemonOptions,
-    /// How requests come to it.
+    /// The transport of requests.
     pub transport: String,
-    /// True if it was made for this run.
+    /// True if the cache was made for this run.
     pub is_first: bool,
-    /// The kernel's zswap is switched off for it.
+    /// True if the keeper has switched the kernel's zswap off.
     pub zswap_is_off: bool,
-    /// The features that it goes on without.
+    /// The features that are missing.
     pub notes: Vec<String>,
     /// The remains of killed runs, and the changes that could not be undone.
     pub cleaned: Vec<String>,
@@ -101,95 +101,96 @@ pub struct Joined {
 /// The orders of the keeper to the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// To make a block device over a part of the disk, bytes.
+    /// Make a block device over this part of the disk, bytes.
     Attach(Range<u64>),
-    /// That the kernel swaps to these devices, and to no other.
+    /// The kernel swaps to these devices, and to no others.
     Settle(Vec<PathBuf>),
-    /// To say how much more it can take.
+    /// Report how much more the cache can take.
     TellRoom,
-    /// To become a daemon of this program, which goes on. It is the same process, so that a process
-    /// beside the keeper always has the memory that outlives a daemon.
+    /// Execute this program, and go on as its daemon. The process stays the same, so that besides
+    /// the keeper there is always a process with the memory that outlives a daemon.
     Become(PathBuf),
-    /// To end: nothing is swapped to it any more. It does not while the kernel says otherwise.
+    /// End, since nothing is swapped to the daemon any more. It stays while the kernel lists one of
+    /// its devices.
     End,
 }
 
-/// The reports of the daemon.
+/// The messages of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum DaemonReport {
     /// It serves.
     Ready {
-        /// Over which transport.
+        /// The transport in use.
         transport: String,
-        /// The features that it goes on without.
+        /// The features that are missing.
         notes: Vec<String>,
     },
     /// To [`Order::Attach`].
     Attached(Offer),
-    /// To [`Order::TellRoom`], at any time after it.
+    /// To [`Order::TellRoom`], any time later.
     Room(Room),
-    /// The reason that it cannot follow an order or start; it waits for other orders.
+    /// The daemon could not start or follow an order, for this reason. It waits for other orders.
     Failed(String),
 }
 
 /// The orders of the keeper to the process that makes an area.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum AreaOrder {
-    /// To make a device over a part of the daemon's space, bytes.
+    /// Make a device over this part of the disk, bytes.
     Make(Offer, Range<u64>),
-    /// To have the kernel swap to it, at this priority. It is written down now.
+    /// The device is on the list now: have the kernel swap to it at this priority.
     SwitchOn(u16),
 }
 
-/// The reports of that process.
+/// The messages of that process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum AreaReport {
     /// The device that was made.
     Made(PathBuf),
-    /// The kernel swaps to it.
+    /// The kernel swaps to the device.
     On,
-    /// Why it cannot.
+    /// The reason for a failure.
     Failed(String),
 }
 
-/// One end.
+/// One end of a socket.
 #[derive(Debug)]
 pub struct Wire {
     stream: UnixStream,
-    /// The data that came and were not requested yet.
+    /// Data that were read and belong to no whole message yet.
     come: Vec<u8>,
 }
 
 impl Wire {
-    /// The end that a stream is.
+    /// Makes an end of a stream.
     pub fn new(stream: UnixStream) -> Self {
         Self { stream, come: Vec::new() }
     }
 
-    /// The end that this process was started with, as its standard input.
+    /// The end that this process has as its standard input.
     pub fn of_stdin() -> io::Result<Self> {
         let stdin = io::stdin().as_fd().try_clone_to_owned()?;
         Ok(Self::new(UnixStream::from(stdin)))
     }
 
-    /// Two ends: ours, and one for a process to be started with.
+    /// Two ends: ours, and one for a process that is about to be started.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         Ok((Self::new(ours), theirs.into()))
     }
 
-    /// Another handle of this end, to send with.
+    /// Another handle of this end, for sending.
     pub fn sender(&self) -> io::Result<Self> {
         Ok(Self::new(self.stream.try_clone()?))
     }
 
-    /// Says something. Waits where the other one does not listen. Errors: nobody is there any more.
+    /// Sends a message. Waits until the other process reads. Error: it is gone.
     pub fn send(&mut self, what: &impl Serialize) -> io::Result<()> {
         self.stream.write_all(&line(what)?)
     }
 
-    /// Says as much of it as goes without waiting; how many bytes. Errors: nobody is there any
-    /// more.
+    /// Sends as many bytes as is possible without waiting, and returns their number. Error: the
+    /// other process is gone.
     pub fn send_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::AGAIN) => Ok(0),
@@ -197,8 +198,8 @@ impl Wire {
         }
     }
 
-    /// True once the other process has sent a message or is gone. Waits at most so long; without a
-    /// limit, until then.
+    /// True once the other process has sent a message or is gone. Waits at most this long, or
+    /// without a limit.
     pub fn is_ready(&self, within: Option<Duration>) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         let time = within.map(|within| Timespec {
@@ -211,8 +212,8 @@ impl Wire {
         }
     }
 
-    /// Waits for something to be said. Errors: `UnexpectedEof`, nobody is there any more;
-    /// `InvalidData`, something else was said.
+    /// Waits for a message. Errors: `UnexpectedEof` if the other process is gone; `InvalidData` for
+    /// a message of another kind.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         loop {
             if let Some(said) = self.said() {
@@ -222,22 +223,22 @@ impl Wire {
         }
     }
 
-    /// The same, from the data that have come already, and at most one read; `None` if that is not
-    /// a whole line. For a caller that has waited for the descriptor.
+    /// The next message, from data that have come already and at most one read; `None` if no line
+    /// is complete. For a caller that has polled the descriptor.
     pub fn receive_some<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         self.read()?;
         self.said().transpose()
     }
 
-    /// The next message of those that have come whole.
+    /// The next complete message among the data that have come.
     pub fn said<T: DeserializeOwned>(&mut self) -> Option<io::Result<T>> {
         let end = self.come.iter().position(|byte| *byte == b'\n')?;
         let line: Vec<u8> = self.come.drain(..=end).collect();
         Some(serde_json::from_slice(&line).map_err(Into::into))
     }
 
-    /// Takes the bytes that have come, and waits for some where none have. Errors: `UnexpectedEof`,
-    /// nobody is there any more.
+    /// Reads some bytes, and waits for them if none have come. Error: `UnexpectedEof` if the other
+    /// process is gone.
     pub fn read(&mut self) -> io::Result<()> {
         let mut bytes = [0; 4096];
         let count = loop {
@@ -254,7 +255,7 @@ impl Wire {
     }
 }
 
-/// A value as it is said.
+/// A message as a line.
 pub fn line(what: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');

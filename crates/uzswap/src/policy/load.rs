@@ -1,12 +1,13 @@
-//! Load control: the choice of a command's processes that run when their memory does not fit.
+//! Load control: which processes of a command run when their memory does not fit.
 //!
 //! More processes may be busy than there are CPUs, and swap rather than compute. Then each takes
-//! the memory that the others are about to use, and all run at the speed of the swap device. So the
-//! youngest are suspended until as few are busy as there are CPUs. They are resumed one by one when
-//! CPUs fall idle, the oldest first: it finishes, and frees its memory.
+//! memory that another is about to use, and all run at the speed of the swap device. So the
+//! youngest are suspended until no more processes are busy than there are CPUs. When CPUs fall
+//! idle, suspended processes are resumed one by one. The oldest is first, since it finishes and
+//! frees its memory.
 //!
-//! No process is suspended for good. One that others need makes them wait, so CPUs fall idle and it
-//! is resumed. A process that was suspended for ten seconds runs for three in any case.
+//! No process is suspended for good. If others wait for a suspended process, CPUs fall idle, and it
+//! is resumed. After ten seconds of suspension a process runs for three in any case.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,22 +25,23 @@ use uzswap_tree::{Member, Table};
 /// How often the processes are looked at.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The part of a new look in the smoothed figures: they follow a change in a fifth of a second.
+/// The weight of a new look in the smoothed figures: they follow a change in a fifth of a second.
 const WEIGHT: f64 = 0.3;
 
-/// Major faults a second, for each CPU, that are swapping rather than computing. They take a tenth
-/// of a CPU's time through our device, and more of the processes' time.
+/// With more major faults a second for each CPU, the processes swap rather than compute. So many
+/// take a tenth of a CPU's time through our device, and more of the processes' time.
 const FAULTS_PER_CPU: f64 = 1000.0;
 
-/// A slow disk shows in the processes that wait for it: so many for each CPU, with so many major
-/// faults a second in all.
+/// A slow disk shows by the processes that wait for it: more than this many for each CPU, with more
+/// than this many major faults a second in all.
 const WAITING_PER_CPU: f64 = 0.75;
 const FAULTS_WAITED_FOR: f64 = 30.0;
 
-/// Beyond the number of CPUs, busy processes that are let be. Less leaves CPUs idle during faults.
+/// Busy processes that may run beyond the number of CPUs. With fewer, CPUs idle during faults.
 const SLACK: f64 = 0.5;
 
-/// How long a process is suspended at most, if others have had their turn, and then runs at least.
+/// The longest suspension if others have had their turn, and the least time that a process then
+/// runs.
 const SUSPENDED_MAX: Duration = Duration::from_secs(10);
 const SPARED: Duration = Duration::from_secs(3);
 
@@ -48,7 +50,7 @@ const SPARED: Duration = Duration::from_secs(3);
 pub struct Suspensions {
     /// Times that a process was suspended.
     pub suspensions: u64,
-    /// How long, all together, seconds.
+    /// The time of all suspensions together, seconds.
     pub seconds: f64,
 }
 
@@ -59,7 +61,7 @@ impl fmt::Display for Suspensions {
     }
 }
 
-/// A process as it was seen.
+/// A process at a look.
 #[derive(Debug, Clone, Copy)]
 struct ProcessSample {
     pid: i32,
@@ -74,16 +76,17 @@ enum Decision {
     Leave,
 }
 
-/// Decides, look by look.
+/// Decides at each look.
 struct Policy {
     cpus: usize,
-    /// Smoothed: processes that run, that wait for a device, and major faults a second.
+    /// Smoothed: running processes, processes that wait for a device, and major faults a second.
     running: f64,
     waiting: f64,
     faults: f64,
-    /// Of each process, its major faults at the last look.
+    /// The major faults of each process at the last look.
     before: HashMap<i32, u64>,
-    /// For how long processes have been suspended, and for how long others may not be.
+    /// How long each process has been suspended, and how much longer each spared process may not
+    /// be.
     suspended: HashMap<i32, Duration>,
     spared: HashMap<i32, Duration>,
 }
@@ -94,7 +97,7 @@ impl Policy {
         Self { cpus, running: 0.0, waiting: 0.0, faults: 0.0, before, suspended, spared }
     }
 
-    /// The next act for the processes as they are now, `passed` after the last look.
+    /// The next act for these processes, `passed` after the last look.
     fn decide(&mut self, seen: &[ProcessSample], passed: Duration) -> Decision {
         let swapping = self.look(seen, passed);
         self.count_time(seen, passed);
@@ -116,12 +119,12 @@ impl Policy {
         if thrashes { self.suspend(swapping, over) } else { Decision::Leave }
     }
 
-    /// How many more processes are busy than there are CPUs.
+    /// Number of busy processes above the number of CPUs.
     fn over(&self) -> f64 {
         self.running + self.waiting - self.cpus as f64
     }
 
-    /// Brings the figures up to date; the processes that swap and may be suspended.
+    /// Updates the figures. Returns the processes that swap and may be suspended.
     fn look(&mut self, seen: &[ProcessSample], passed: Duration) -> Vec<ProcessSample> {
         let free = || seen.iter().filter(|process| !process.is_suspended);
         let since = |process: &ProcessSample| {
@@ -153,8 +156,8 @@ impl Policy {
         });
     }
 
-    /// The process that has been suspended for longest, if that is long, and no other has such a
-    /// turn.
+    /// The process that has been suspended for longest, if it has waited long enough and no process
+    /// is spared.
     fn has_waited_enough(&self) -> Option<i32> {
         let (pid, time) = self.suspended.iter().max_by_key(|(_, time)| **time)?;
         (*time >= SUSPENDED_MAX && self.spared.is_empty()).then_some(*pid)
@@ -169,12 +172,13 @@ impl Policy {
                 self.spared.insert(*pid, SPARED);
             }
         }
-        // They will show in the next looks; until then they count as running.
+        // The next looks will see them. Until then they count as running.
         self.running += pids.len() as f64;
         Decision::Resume(pids)
     }
 
-    /// The youngest of those that swap: half of the surplus, except as many as there are CPUs.
+    /// Suspends the youngest of the swapping processes: half of the surplus, but leaves one for
+    /// each CPU.
     fn suspend(&mut self, mut swapping: Vec<ProcessSample>, over: f64) -> Decision {
         swapping.sort_by_key(|process| process.activity.started);
         let count = (1 + (over / 2.0) as usize).min(swapping.len().saturating_sub(self.cpus));
@@ -192,32 +196,32 @@ impl Policy {
 
 /// Processes that can be suspended.
 pub trait Suspendable: Send + 'static {
-    /// Those that are suspended.
+    /// The suspended processes.
     fn suspended(&self) -> Vec<i32>;
-    /// All, with their activity.
+    /// All processes, with their activity.
     fn all(&self) -> Vec<(i32, Activity)>;
-    /// Holds one; `false` if it is gone.
+    /// Suspends a process; `false` if it is gone.
     fn suspend(&self, pid: i32) -> bool;
-    /// Has it go on, if it is there.
+    /// Resumes a process, if it is there.
     fn resume(&self, pid: i32);
-    /// Has all go on.
+    /// Resumes all processes.
     fn release_all(&self);
-    /// True if they will have more memory than there is.
+    /// True if the processes will need more memory than there is.
     fn is_crowded(&self) -> bool {
         false
     }
-    /// Decides if processes that grow are to wait before they have memory that they would lose.
+    /// Sets if growing processes wait before they get memory that they would lose again.
     fn take_turns(&self, _: bool) {}
 }
 
-/// Those of a group, by the freezer.
+/// The processes of a group, suspended by the freezer.
 pub struct InGroup {
     group: Group,
     freezer: Freezer,
 }
 
 impl InGroup {
-    /// Errors: there is no freezer here.
+    /// Error: there is no freezer here.
     pub fn new(group: Group) -> io::Result<Self> {
         let freezer = Freezer::create(&group)?;
         Ok(Self { group, freezer })
@@ -226,7 +230,8 @@ impl InGroup {
 
 impl Suspendable for InGroup {
     fn suspended(&self) -> Vec<i32> {
-        // Asked anew each time: a child of one that was being suspended may have been born there.
+        // Read anew each time: a process may have forked in the freezer while it was being
+        // suspended.
         self.freezer.processes()
     }
 
@@ -236,12 +241,12 @@ impl Suspendable for InGroup {
     }
 
     fn suspend(&self, pid: i32) -> bool {
-        // An error: it is gone, or in a group of its own.
+        // An error: the process is gone, or in a group of its own.
         self.freezer.suspend(pid).is_ok()
     }
 
     fn resume(&self, pid: i32) {
-        // An error: it is gone.
+        // An error: the process is gone.
         let _ = self.freezer.resume(pid);
     }
 
@@ -250,11 +255,11 @@ impl Suspendable for InGroup {
     }
 }
 
-/// Processes whose memory is kept small in-process. A suspended one waits where it needs a page
-/// that is out, and its other pages are evicted.
+/// Processes whose memory is kept small in-process. A suspended process waits when it needs a page
+/// that is out, and its other pages leave memory.
 pub struct InTree(pub &'static Table);
 
-/// Faults that take as long as one through the device.
+/// So many faults take as long as one through the device.
 const FAULTS_AT_ONCE: u64 = 10;
 
 impl Suspendable for InTree {
@@ -269,7 +274,7 @@ impl Suspendable for InTree {
             let mut activity = Activity::of(pid)?;
             activity.major_faults = member.figures.faults / FAULTS_AT_ONCE;
             if member.figures.stored == 0 {
-                // Busy, but not for want of a page: it would not be stopped by holding it.
+                // It stores no pages, so it does not wait for one. Suspending would not stop it.
                 activity.is_running |= activity.is_waiting;
                 activity.is_waiting = false;
             }
@@ -301,14 +306,14 @@ impl Suspendable for InTree {
 
 /// Load control over processes, in a thread of its own.
 pub struct LoadControl {
-    /// Dropped to end it.
+    /// Dropped to end the thread.
     stop: Sender<()>,
     thread: JoinHandle<Suspensions>,
     now: Arc<AtomicUsize>,
 }
 
 impl LoadControl {
-    /// Begins. Errors: no thread can be started.
+    /// Starts the thread. Error: it cannot be started.
     pub fn start(processes: impl Suspendable, cpus: usize) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let now = Arc::new(AtomicUsize::new(0));
@@ -318,12 +323,12 @@ impl LoadControl {
         Ok(Self { stop, thread, now })
     }
 
-    /// Processes that are suspended now.
+    /// Number of processes that are suspended now.
     pub fn now(&self) -> usize {
         self.now.load(Relaxed)
     }
 
-    /// Resumes all, ends, and returns its acts.
+    /// Resumes all processes and ends the thread. Returns its acts.
     pub fn end(self) -> Suspensions {
         drop(self.stop);
         self.thread.join().unwrap_or_default()
@@ -352,7 +357,7 @@ fn control(
             is_suspended: suspended.contains(&pid),
         };
         let seen: Vec<ProcessSample> = processes.all().into_iter().map(look).collect();
-        // The rules would not resume a process that is gone, or cannot be seen.
+        // The policy would not resume a process that is gone, or cannot be seen.
         let is_seen = |pid: &i32| seen.iter().any(|process| process.pid == *pid);
         suspended.iter().filter(|pid| !is_seen(pid)).for_each(|pid| processes.resume(*pid));
         let decision = policy.decide(&seen, passed);
@@ -362,7 +367,7 @@ fn control(
         processes.take_turns(if is_over { is_short || is_crowded } else { is_short && is_crowded });
         match decision {
             Decision::Suspend(pids) => {
-                // One that is gone needs no memory.
+                // A process that is gone needs no memory.
                 pids.into_iter().for_each(|pid| _ = processes.suspend(pid));
             }
             Decision::Resume(pids) => pids.into_iter().for_each(|pid| processes.resume(pid)),
@@ -378,7 +383,7 @@ fn control(
 mod tests {
     use super::*;
 
-    /// Processes without a kernel: each that runs makes so many major faults a look.
+    /// Processes without a kernel. Each that runs makes `faults` major faults between looks.
     struct Play {
         policy: Policy,
         seen: Vec<ProcessSample>,
@@ -435,7 +440,7 @@ mod tests {
         play.looks(Duration::from_secs(2));
         for _ in 0..100 {
             play.look();
-            // One more comes and goes: whether it would fit shows when it runs.
+            // One more process comes and goes: only running it shows whether it fits.
             assert!(play.free() == [1, 2] || play.free() == [1, 2, 3], "{:?}", play.free());
         }
     }
@@ -458,7 +463,7 @@ mod tests {
         assert!((64..=70).contains(&play.free().len()), "{:?}", play.free());
     }
 
-    /// One that says that it waits, and that nobody sees: the last one resumed is noted.
+    /// A suspended process that no look sees. It notes the last process resumed.
     struct Unseen(AtomicUsize);
 
     impl Suspendable for Arc<Unseen> {
@@ -514,7 +519,7 @@ mod tests {
         let mut play = Play::new(2, 8, 100);
         play.looks(Duration::from_secs(2));
         assert!(play.free().len() < 8);
-        // The two wait for one that is suspended, and so do those that are released.
+        // The two running processes wait for a suspended one, and so does each that is resumed.
         for process in &mut play.seen {
             process.activity.is_running = false;
         }

@@ -1,4 +1,4 @@
-//! Which processes run, and how much memory each has: decisions, and limits that follow from them.
+//! Decisions: which processes run, and how much memory each may use.
 
 pub mod load;
 pub mod pressure;

@@ -1,4 +1,4 @@
-//! How much of the time processes wait for memory.
+//! The share of time in which processes wait for memory.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -6,20 +6,20 @@ use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::pressure;
 use uzswap_sys::process::{self, Activity};
 
-/// How fast the share follows.
+/// The share is averaged over this time.
 const AVERAGED: Duration = Duration::from_secs(10);
 
-/// Whose time.
+/// The processes that are watched.
 #[derive(Debug, Clone)]
 pub enum Processes {
-    /// All in a group.
+    /// All processes in a group.
     Of(Group),
-    /// One, and its descendants.
+    /// A process and its descendants.
     From(i32),
 }
 
 impl Processes {
-    /// Their numbers.
+    /// Their process numbers.
     pub fn list(&self) -> Vec<i32> {
         match self {
             Self::Of(group) => group.processes(),
@@ -37,7 +37,8 @@ impl Processes {
         }
     }
 
-    /// The kernel's figures (PSI): of groups of version 2, unless it was booted with `psi=0`.
+    /// The kernel's figure (PSI), for groups of version 2 unless the kernel was booted with
+    /// `psi=0`.
     fn told(&self) -> Option<f64> {
         match self {
             Self::Of(group) if group.version() == Version::V2 => {
@@ -49,8 +50,9 @@ impl Processes {
     }
 }
 
-/// See the module. Where the kernel does not tell, it is the share of looks at which a thread
-/// waited for a device, there having been major faults since the look before.
+/// The share of time in which processes wait for memory. Without the kernel's figure it is
+/// estimated: the share of looks at which a thread waited for a device, with major faults since the
+/// last look.
 pub struct Pressure {
     processes: Processes,
     major_faults: u64,
@@ -59,13 +61,13 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Of processes that have not waited yet.
+    /// Watches processes, which count as not waiting at first.
     pub fn on(processes: Processes) -> Self {
         let major_faults = processes.major_faults();
         Self { major_faults, processes, share: 0.0, looked: Instant::now() }
     }
 
-    /// Looks once, some times a second: the share of the last ten seconds, percent.
+    /// Looks, several times a second. Returns the share of the last ten seconds, percent.
     pub fn look(&mut self) -> f64 {
         if let Some(share) = self.processes.told() {
             return share;
@@ -74,7 +76,7 @@ impl Pressure {
         let faults = major_faults > self.major_faults;
         self.major_faults = major_faults;
         let waits = faults && self.processes.list().into_iter().any(process::has_waiting_thread);
-        // By time, not by looks: a limit that the kernel is slow to set delays the next look.
+        // Weighted by time, since a limit that the kernel is slow to set delays the next look.
         let time = std::mem::replace(&mut self.looked, Instant::now()).elapsed();
         let weight = 1.0 - (-time.as_secs_f64() / AVERAGED.as_secs_f64()).exp();
         self.share += weight * (if waits { 100.0 } else { 0.0 } - self.share);

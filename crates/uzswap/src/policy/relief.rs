@@ -1,31 +1,31 @@
-//! The remedy when the memory of a group runs out too early.
+//! Relief for a group whose memory runs out too early.
 //!
-//! Reclaim of a busy group now and then finds nothing for a moment, although nearly all of it could
-//! be swapped: every page was just used, or is being written. The kernel then ends a process at
-//! once. Seen in one of some two hundred runs of eight processes with three times their limit, on
-//! a busy machine.
+//! Reclaim in a busy group sometimes finds nothing for a moment, although nearly all memory could
+//! be swapped: every page was just used, or is being written. The kernel then kills a process. Seen
+//! in one of some two hundred runs of eight processes with three times their limit, on a busy
+//! machine.
 //!
-//! On version 1 of the cgroup interface the killer is disabled and the limit raised a little until
-//! it is over. Where that does not help, the killer gets its way. On version 2 nobody can disable
-//! it. There the limit is one at which processes are made to wait (`memory.high`). The limit at
-//! which they are ended lies as much above it as the limit would be raised on version 1.
+//! On version 1 of the cgroup interface the OOM killer is disabled, and the limit raised a little
+//! until the group runs again. If that does not help, the killer is enabled. On version 2 the
+//! killer cannot be disabled. There processes wait at the limit (`memory.high`). The limit at which
+//! the kernel kills one is higher, by as much as the limit would be raised on version 1.
 
 use std::io;
 use uzswap_sys::cgroup::Group;
 
-/// Times in a row that the limit is raised, each time by one more step.
+/// Times in a row that the limit may be raised, each time by one more step.
 const STEPS_MAX: u32 = 5;
 
 /// A step, as a share of the limit and at least, bytes.
 const STEP_DIVISOR: u64 = 64;
 const STEP_BYTES_MIN: u64 = 1 << 20;
 
-/// Looks without trouble after which all is as at the start.
+/// Looks without waiting processes, after which the limit is restored.
 const CALM_LOOKS: u32 = 10;
 
-/// The acts on a group; a trait so that they can be tested without one.
+/// Acts on a group; a trait, so that tests need no group.
 pub trait Limited {
-    /// True if its processes sleep for want of memory.
+    /// True if its processes wait for memory.
     fn waits(&self) -> bool;
     /// Disables the kernel's OOM killer for the group, or enables it.
     fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()>;
@@ -47,7 +47,7 @@ impl Limited for Group {
     }
 }
 
-/// How far above its limit a group may get, on version 2, before a process of it is ended.
+/// How far a group of version 2 may exceed its limit before the kernel kills one of its processes.
 pub fn slack(limit: u64) -> u64 {
     step(limit) * u64::from(STEPS_MAX)
 }
@@ -56,32 +56,33 @@ fn step(limit: u64) -> u64 {
     (limit / STEP_DIVISOR).max(STEP_BYTES_MIN)
 }
 
-/// Watches over one group.
+/// Watches over a group.
 pub struct Relief<G> {
     group: G,
     limit: u64,
-    /// Steps that the limit is raised by; more than [`STEPS_MAX`]: the killer was let go.
+    /// Steps by which the limit is raised. More than [`STEPS_MAX`]: the killer is enabled.
     steps: u32,
     calm: u32,
 }
 
 impl<G: Limited> Relief<G> {
-    /// Holds the killer of a group limited to `limit` bytes. Where that fails, it acts as ever.
+    /// Disables the killer of a group limited to `limit` bytes. If that fails, the killer stays
+    /// enabled.
     pub fn new(group: G, limit: u64) -> Self {
         let _ = group.suspend_oom_killer(true);
         Self { group, limit, steps: 0, calm: 0 }
     }
 
-    /// Changes the limit. While it is raised, from the next time that all is calm.
+    /// Changes the limit. A raised limit is changed when it is restored.
     pub fn set_limit(&mut self, bytes: u64) {
         self.limit = bytes;
         if self.steps == 0 {
-            // An error: so much cannot be swapped out just now; it is asked for again.
+            // An error: the kernel cannot swap out so much now. A later call tries again.
             let _ = self.group.limit(bytes);
         }
     }
 
-    /// Looks once, and acts; called a few times a second.
+    /// Looks and acts; called a few times a second.
     pub fn tick(&mut self) {
         if self.steps <= STEPS_MAX && self.group.waits() {
             self.steps += 1;
@@ -92,7 +93,7 @@ impl<G: Limited> Relief<G> {
             }
         } else if self.steps > 0 {
             self.calm += 1;
-            // Refused while the group is above it: then it is tried again.
+            // An error: the group is above the limit. The next look tries again.
             if self.calm >= CALM_LOOKS && self.group.limit(self.limit).is_ok() {
                 let _ = self.group.suspend_oom_killer(true);
                 self.steps = 0;
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// A group that waits while its limit is below its need.
+    /// A group that waits as long as its limit is below its need.
     #[derive(Default)]
     struct Fake {
         need: u64,

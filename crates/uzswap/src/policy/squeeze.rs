@@ -1,8 +1,9 @@
-//! Running programs are brought below a limit: a group by its own limit, processes that share their
-//! group by paging them out from here.
+//! Brings running programs below a limit: a group by the group's own limit, processes that share
+//! their group by paging them out from here.
 //!
-//! On version 2 of the cgroup interface the limit is `memory.high`, above which nobody is killed.
-//! On version 1 there is one limit, which is raised where it cannot be held (relief.rs).
+//! On version 2 of the cgroup interface the limit is `memory.high`, above which the kernel kills no
+//! process. On version 1 there is one limit, which is raised while the group cannot keep to it
+//! (relief.rs).
 
 use crate::device::ledger;
 use crate::error::Failure;
@@ -17,31 +18,31 @@ use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::map::Mapped;
 use uzswap_sys::process;
 
-/// By how much at a time: as a share of the goal, and at least, bytes.
+/// The step by which the limit comes down: its share of the goal, and its least size.
 const STEP_DIVISOR: u64 = 16;
 const STEP_BYTES_MIN: u64 = 4 << 20;
 
-/// The share of ten seconds, percent, that processes may wait for memory.
+/// The share of time that processes may wait for memory, percent of ten seconds.
 const WAITING_MAX: f64 = 50.0;
 
-/// How long they are left alone after that.
+/// How long the limit then stays.
 const REST: Duration = Duration::from_secs(10);
 
-/// So much is paged out between two looks at the effect.
+/// Bytes that are paged out between two looks at the effect.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// How those fare that are squeezed.
+/// How the squeezed processes fare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mood {
-    /// Well.
+    /// They wait little.
     Good,
     /// They wait for memory more than they may.
     Bad,
-    /// They did until a moment ago.
+    /// They did so a short time ago.
     Resting,
 }
 
-/// Tells the mood.
+/// Watches the mood of processes.
 pub struct PressureWatch {
     name: String,
     pressure: Pressure,
@@ -49,12 +50,12 @@ pub struct PressureWatch {
 }
 
 impl PressureWatch {
-    /// Over processes, which people call by a name.
+    /// Watches processes that have this name for people.
     pub fn over(processes: Processes, name: &str) -> Self {
         Self { name: name.to_owned(), pressure: Pressure::on(processes), rests_until: None }
     }
 
-    /// Looks once, five times a second.
+    /// Returns the mood; called five times a second.
     pub fn look(&mut self) -> Mood {
         let waiting = self.pressure.look();
         if waiting > WAITING_MAX {
@@ -75,13 +76,13 @@ impl PressureWatch {
     }
 }
 
-/// A target that is brought below a goal.
+/// A target that is to come below a goal.
 pub trait Squeeze {
-    /// True if there is a process.
+    /// True if a process of it is left.
     fn is_there(&self) -> bool;
     /// Bytes in memory.
     fn current(&self) -> u64;
-    /// Acts once, five times a second.
+    /// Acts; called five times a second.
     fn tick(&mut self, mood: Mood);
 }
 
@@ -97,7 +98,7 @@ pub fn limit_file(group: &Group) -> PathBuf {
     })
 }
 
-/// The attributes that are about to be changed, the limit first.
+/// The attributes that `attach` changes, the limit first.
 pub fn attributes(group: &Group) -> Vec<(PathBuf, String)> {
     let other = group.path().join(match group.version() {
         Version::V1 => "memory.oom_control",
@@ -105,14 +106,14 @@ pub fn attributes(group: &Group) -> Vec<(PathBuf, String)> {
     });
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).ok()?;
-        // Of the killer's switch, which is one of several lines: its value.
+        // memory.oom_control has several lines, and the first is the killer's switch.
         let value = text.lines().next()?.trim_start_matches("oom_kill_disable ").trim();
         Some((path, value.to_owned()))
     };
     [limit_file(group), other].into_iter().filter_map(read).collect()
 }
 
-/// A group that is not ours: one limit alone is changed.
+/// A group that is not ours. Only one of its limits is changed.
 struct Borrowed {
     group: Group,
     /// The former limit, bytes.
@@ -133,29 +134,29 @@ impl Limited for Borrowed {
     }
 }
 
-/// A group.
+/// Squeezes a group.
 pub struct SqueezeGroup {
     group: Group,
     relief: Relief<Borrowed>,
     goal: u64,
-    /// The present goal.
+    /// The present limit, on its way to the goal.
     limit: u64,
 }
 
 impl SqueezeGroup {
-    /// `before`: the keeper's record of it.
+    /// `before`: the attributes as the keeper has written them down.
     pub fn new(group: &Group, goal: u64, before: &[(PathBuf, String)]) -> Result<Self, Failure> {
-        // Nobody else attaches from here on, but may have until now.
+        // From here on no other process attaches, but one may have done so before.
         if attributes(group) != before {
             let path = group.path().display();
             return Err(Failure::new(format!("the limits of {path} have just changed; try again")));
         }
         if ledger::zswap_is_on() {
-            // Without such a switch the keeper has switched it off.
+            // Without such an attribute, the keeper has switched zswap off.
             group.refuse_zswap();
         }
         let limit = group.usage().current.max(goal);
-        // Not a number: "max".
+        // An error: the value is "max".
         let most = before.first().and_then(|(_, value)| value.parse().ok()).unwrap_or(u64::MAX);
         let relief = Relief::new(Borrowed { group: group.clone(), most }, limit);
         Ok(Self { group: group.clone(), relief, goal, limit })
@@ -176,7 +177,7 @@ impl Squeeze for SqueezeGroup {
             Mood::Bad => self.limit = self.limit.saturating_add(step(self.goal)),
             Mood::Resting => {}
             Mood::Good => {
-                // No further than a step below the present usage: it takes time to swap out.
+                // At most a step below the present usage: swapping out takes time.
                 let next = self.limit.min(self.current()).saturating_sub(step(self.goal));
                 self.limit = next.max(self.goal);
             }
@@ -186,22 +187,22 @@ impl Squeeze for SqueezeGroup {
     }
 }
 
-/// A process and its descendants, in a group with others. They have no limit: memory above the goal
-/// is paged out, in the order of addresses, and comes back as it is used.
+/// Squeezes a process and its descendants, in a group with others. No limit is set. Memory above
+/// the goal is paged out, by address, and comes back when it is used.
 pub struct SqueezeProcess {
     pid: i32,
     goal: u64,
-    /// Where to go on: a place in the list of processes, and an address.
+    /// The place to go on: an index in the list of processes, and an address.
     next: (usize, usize),
 }
 
 impl SqueezeProcess {
-    /// Brings it below `goal` bytes.
+    /// Brings them below `goal` bytes.
     pub fn new(pid: i32, goal: u64) -> Self {
         Self { pid, goal, next: (0, 0) }
     }
 
-    /// Pages out so many bytes, or all there are.
+    /// Pages out this many bytes, or all there are.
     fn page_out(&mut self, bytes: u64) {
         let mut left = bytes;
         let processes = process::tree(self.pid);
@@ -218,7 +219,7 @@ impl SqueezeProcess {
                 for start in range.clone().step_by(CHUNK_BYTES) {
                     let end = range.end.min(start + CHUNK_BYTES);
                     let before = process::anonymous_bytes(pid).unwrap_or(0);
-                    // An error: it is locked, unmapped or gone by now.
+                    // An error: the range is locked or unmapped, or the process is gone.
                     let _ = process::page_out(pid, start..end);
                     let after = process::anonymous_bytes(pid).unwrap_or(0);
                     left = left.saturating_sub(before.saturating_sub(after));

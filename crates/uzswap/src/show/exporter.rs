@@ -1,7 +1,7 @@
-//! The process that serves metrics and the page, with `--metrics`.
+//! The process that serves metrics and the page, for `--metrics`.
 //!
-//! It is a process of its own. None of its memory is locked, and nobody waits for it: it reads
-//! the control files as anybody could, on one thread. It ends with the process that started it.
+//! It is a process of its own, with one thread. Its memory is not locked, and no process waits for
+//! it: it reads the control files as any program could. It ends with the process that started it.
 
 use crate::address::Address;
 use crate::device::folder;
@@ -37,35 +37,36 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinHandle;
 use uzswap_block::control::{ALL, FAULT_TIMES, STATISTICS_FOLDER};
 
-/// How long a client may take to send its request, and how long it may be connected.
+/// How long a client may take to send its request, and how long it may stay connected.
 const PATIENCE: Duration = Duration::from_secs(5);
 const CONNECTED: Duration = Duration::from_secs(60);
 
-/// Connections at a time. Of more the oldest is closed: on a port anybody may open some.
+/// Connections at a time. Beyond that, the oldest is closed: any user can open connections to a
+/// port.
 const CONNECTIONS_MAX: usize = 64;
 
 /// Longest header.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 
-/// How long no connection is taken where there is no descriptor for one.
+/// The pause after a connection could not be accepted for want of a descriptor.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Figures that tell whether a page was there before, so whether somebody else has the same. On a
-/// port, for every user of the machine, they are told in steps.
+/// Figures that tell if a page was there before, and so if another user has the same. On a port,
+/// which every user of the machine can read, they are rounded to steps.
 const OF_SAME_PAGES: [&str; 2] = ["shared_pages", "duplicate_pages"];
 const STEP: u64 = 1024;
 
 const NOT_HERE: &str = "call it by localhost, or have the proxy do so\n";
 
-/// Where the address is written down, for `uzswap dashboard`.
+/// The file with the address, for `uzswap dashboard`.
 fn note() -> PathBuf {
     Path::new(folder::FOLDER).join("metrics")
 }
 
-/// How long after its start it is started again where it was killed.
+/// A process that was killed is started again this long after its last start.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The process, seen by its parent. Dropped, it ends.
+/// The process, seen by its parent. It ends when this value is dropped.
 pub struct Exporter {
     wire: Option<Wire>,
     child: Child,
@@ -74,7 +75,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Starts it; it is heard at `address` from now on.
+    /// Starts the process. It listens at `address` when this returns.
     pub fn start(address: &Address) -> Result<Self, Failure> {
         let cannot = |error: io::Error| Failure::new(format!("cannot serve metrics: {error}"));
         let (mut wire, child) = spawn(&address.to_string()).map_err(cannot)?;
@@ -84,19 +85,19 @@ impl Exporter {
         }
     }
 
-    /// Starts it again where it was killed. Nobody waits for it or hears its messages.
+    /// Starts the process again if it was killed. Does not wait for it or for its messages.
     pub fn tend(&mut self) {
         if self.since.elapsed() < AGAIN || matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
         self.since = Instant::now();
-        // An error: no memory for a process, most likely; it is tried again.
+        // An error: most likely there is no memory for a process. A later call tries again.
         if let Ok((wire, child)) = spawn(&self.address) {
             (self.wire, self.child) = (Some(wire), child);
         }
     }
 
-    /// Writes down where it is, once the folder is there.
+    /// Writes the address into a file, once the folder exists.
     pub fn announce(&self) {
         // An error: `uzswap dashboard` serves the page itself.
         let _ = folder::write(&note(), self.address.as_bytes());
@@ -110,7 +111,7 @@ fn spawn(address: &str) -> io::Result<(Wire, Child)> {
         .args(["exporter", address])
         .stdin(theirs)
         .stdout(Stdio::null())
-        // Ctrl-C is not for it.
+        // In a group of its own, which Ctrl-C does not reach.
         .process_group(0)
         .spawn()?;
     Ok((wire, child))
@@ -119,10 +120,10 @@ fn spawn(address: &str) -> io::Result<(Wire, Child)> {
 impl Drop for Exporter {
     fn drop(&mut self) {
         self.wire = None;
-        // An error: it has ended.
+        // An error: it has been reaped.
         let _ = self.child.wait();
         if fs::read_to_string(note()).is_ok_and(|address| address == self.address) {
-            // An error: it went with its folder.
+            // An error: the file went with its folder.
             let _ = fs::remove_file(note());
         }
     }
@@ -131,12 +132,12 @@ impl Drop for Exporter {
 /// `uzswap exporter`: serves until its parent is gone.
 pub fn exporter(address: &Address) -> Result<(), Failure> {
     let mut wire = Wire::of_stdin().map_err(|error| Failure::new(error.to_string()))?;
-    // An error: a keeper that is not spared itself has started it.
+    // An error: the keeper that started it is not spared from the OOM killer either.
     let _ = uzswap_sys::process::do_not_spare_from_oom();
     serve(address, |bound| {
-        // An error: the parent is gone, which is noticed below.
+        // An error: the parent is gone, which the thread below notices.
         let _ = wire.send(&bound);
-        // Then the file at the path belongs to another process.
+        // On failure, the file at the path belongs to another process.
         if bound.is_err() {
             return;
         }
@@ -154,7 +155,7 @@ pub fn exporter(address: &Address) -> Result<(), Failure> {
     })
 }
 
-/// `uzswap dashboard`: where the page is; it is served here where nobody else does.
+/// `uzswap dashboard`: prints where the page is served, or serves it here if no exporter does.
 pub fn dashboard(address: &Address) -> Result<(), Failure> {
     if !uzswap_sys::process::is_root() {
         return Err(Failure::new("only root may read the figures; use sudo"));
@@ -227,7 +228,7 @@ impl Listener {
             };
             match accepted {
                 Ok(connection) => connections.push_back(connection),
-                // There are no descriptors, or the client has gone already.
+                // There are no descriptors, or the client is gone already.
                 Err(_) => {
                     connections.pop_front().iter().for_each(JoinHandle::abort);
                     tokio::time::sleep(PAUSE).await;
@@ -292,13 +293,13 @@ fn answer(
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(HEADER_BYTES_MAX);
         let connection = http.serve_connection(TokioIo::new(stream), service);
-        // An error: the client has gone, or speaks no HTTP, or takes too long.
+        // An error: the client is gone, speaks no HTTP, or takes too long.
         let _ = tokio::time::timeout(CONNECTED, connection).await;
     })
 }
 
-/// True if it was sent to this machine by one of its names. Otherwise a page from elsewhere, whose
-/// name was made to mean this machine, could have a browser here read the answer (DNS rebinding).
+/// True if the request names this machine. Otherwise a page from elsewhere, whose name was made to
+/// resolve to this machine, could have a browser here read the answer (DNS rebinding).
 fn names_this_machine(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(HOST).and_then(|value| value.to_str().ok());
     let Some(host) = host.and_then(|host| host.parse::<Authority>().ok()) else { return false };
@@ -331,7 +332,7 @@ fn respond(request: &Request<Incoming>, history: &History, is_port: bool) -> Res
 }
 
 fn respond_with(status: StatusCode, kind: &str, text: String) -> Response<Full<Bytes>> {
-    // Nothing from elsewhere, and no script at all.
+    // Permits nothing from elsewhere, and no scripts.
     const POLICY: &str = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action \
                           'none'; frame-ancestors 'none'";
     Response::builder()
@@ -344,7 +345,7 @@ fn respond_with(status: StatusCode, kind: &str, text: String) -> Response<Full<B
         .expect("constants are headers")
 }
 
-/// Reads the present figures; nothing where no daemon answers.
+/// Reads the present figures; empty if no daemon answers.
 fn read() -> Scrape {
     let mut figures = Scrape { started: started(), ..Scrape::default() };
     let metrics = metrics::metrics();
@@ -362,7 +363,7 @@ fn read() -> Scrape {
     figures
 }
 
-/// The figures that every user of the machine may know.
+/// Rounds the figures that not every user may know exactly.
 fn in_steps(mut figures: Scrape) -> Scrape {
     for name in OF_SAME_PAGES {
         figures.statistics.entry(name).and_modify(|value| *value -= *value % STEP);
@@ -370,7 +371,7 @@ fn in_steps(mut figures: Scrape) -> Scrape {
     figures
 }
 
-/// With one read, as the daemon makes the text anew for each.
+/// In one read, since the daemon makes the text anew for each.
 fn all() -> String {
     let mut text = vec![0; 64 << 10];
     let file = File::open(folder::mount().join(STATISTICS_FOLDER).join(ALL));
@@ -385,6 +386,6 @@ fn started() -> Option<f64> {
     let up = fs::read_to_string("/proc/uptime").ok()?;
     let up: f64 = up.split(' ').next()?.parse().ok()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
-    // Whole seconds: the clocks are read one after the other.
+    // Rounded to seconds, since the clocks are not read at the same time.
     Some((now - up + since_boot).round())
 }

@@ -5,13 +5,13 @@ use crate::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A line at the bottom of the terminal; nothing where standard error is none.
+/// A line at the bottom of the terminal; nothing if standard error is no terminal.
 pub struct Live {
     bar: Option<ProgressBar>,
 }
 
 impl Live {
-    /// Starts it, unless `quiet`.
+    /// Shows the line, unless `quiet`.
     pub fn new(quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
@@ -23,8 +23,8 @@ impl Live {
         Self { bar }
     }
 
-    /// Shows the figures as they are now; `memory` is the command's memory in bytes, and
-    /// `suspended` how many of its processes are suspended.
+    /// Shows the present figures. `memory` is the command's memory in bytes, and `suspended` the
+    /// number of its suspended processes.
     pub fn show(&self, stats: &Stats, memory: u64, suspended: usize) {
         let suspended =
             if suspended > 0 { format!("; {suspended} suspended") } else { String::new() };
@@ -48,7 +48,7 @@ impl Live {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

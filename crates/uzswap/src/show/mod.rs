@@ -1,4 +1,4 @@
-//! The figures, as a person sees them: lines, reports, metrics, a page.
+//! The figures for people: lines, reports, metrics, a page.
 
 pub mod exporter;
 pub mod live;

@@ -1,4 +1,4 @@
-//! The page that plots the last hour: HTML with SVG in it, drawn here, without any script.
+//! The page that plots the last hour: HTML with SVG, drawn here, without scripts.
 
 use crate::metrics::Scrape;
 use crate::size;
@@ -8,23 +8,23 @@ use std::fs;
 use std::time::{Duration, Instant};
 use uzswap_sys::pressure;
 
-/// How often a sample is taken, and the page reloaded.
+/// The interval of the samples, and of the page's reloads.
 pub const EVERY: Duration = Duration::from_secs(10);
-/// A plot is as wide as so much time at least.
+/// The least time that a plot shows.
 const SECONDS_MIN: f64 = 240.0;
 /// Samples of an hour.
 const SAMPLES: usize = 360;
 /// The look of the page.
 pub const STYLE: &str = include_str!("page.css");
 
-/// Of a plot, in units of its own.
+/// The size of a plot, in units of its own.
 const WIDTH: f64 = 600.0;
 const HEIGHT: f64 = 160.0;
 
 struct Sample {
     at: Instant,
     figures: Scrape,
-    /// Percent of the last ten seconds in which some, and all, programs waited for memory.
+    /// Percent of the last ten seconds in which some programs, and all programs, waited for memory.
     pressure: [f64; 2],
 }
 
@@ -34,7 +34,7 @@ pub struct History {
     samples: VecDeque<Sample>,
 }
 
-/// Of a sample and the one before.
+/// A value of a sample, with the sample before it.
 type Value = fn(&Sample, &Sample) -> f64;
 
 /// A plot: lines, each with its name.
@@ -47,7 +47,7 @@ struct Plot {
 fn rate(name: &str, now: &Sample, before: &Sample) -> f64 {
     let seconds = (now.at - before.at).as_secs_f64();
     let (now, before) = (now.figures.get(name), before.figures.get(name));
-    // Another daemon begins at 0.
+    // The counts of another daemon begin at 0.
     if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 }
 }
 
@@ -109,7 +109,7 @@ const PLOTS: [Plot; 6] = [
 ];
 
 impl History {
-    /// Another sample; the oldest goes.
+    /// Adds a sample, and removes the oldest.
     pub fn add(&mut self, figures: &Scrape) {
         self.samples.truncate(SAMPLES);
         while self.samples.len() >= SAMPLES {
@@ -119,7 +119,7 @@ impl History {
         self.samples.push_back(Sample { at, figures: figures.clone(), pressure });
     }
 
-    /// The page, with the present figures `now`.
+    /// The page. `now` are the present figures.
     pub fn page(&self, now: &Scrape) -> String {
         let mut html = format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>uzswap</title>\
@@ -151,7 +151,7 @@ impl History {
         html
     }
 
-    /// The time that the plots are wide: the time with samples, within limits.
+    /// The time that the plots show: the time with samples, within limits.
     fn seconds(&self) -> f64 {
         let ends = self.samples.front().zip(self.samples.back());
         let seconds = ends.map_or(0.0, |(first, last)| (last.at - first.at).as_secs_f64());
@@ -206,7 +206,7 @@ impl History {
     }
 }
 
-/// Zeros where the kernel does not tell.
+/// Zeros if the kernel reports none.
 fn pressure() -> [f64; 2] {
     let text = fs::read_to_string(pressure::MACHINE).unwrap_or_default();
     ["some", "full"].map(|kind| pressure::average(&text, kind).unwrap_or_default())

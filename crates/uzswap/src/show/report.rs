@@ -6,58 +6,56 @@ use crate::size;
 use serde::Serialize;
 use uzswap_sys::cgroup::Usage;
 
-/// The events of a run.
+/// The figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Wall-clock time of the command, seconds.
     pub seconds: f64,
-    /// Exit status: the command's.
+    /// Exit status of the command.
     pub exit_code: u8,
     /// Its memory limit, bytes.
     pub memory_limit: u64,
-    /// Most memory it used at a time, bytes.
+    /// Peak of its memory, bytes.
     pub memory_peak: u64,
-    /// Most that it had swapped out, bytes, as sampled five times a second.
+    /// Peak of its swapped memory, bytes, sampled five times a second.
     pub swap_peak: u64,
     /// Major faults of its processes.
     pub major_faults: u64,
-    /// Its processes that the kernel ended for lack of memory.
+    /// Its processes that the kernel killed for want of memory.
     pub oom_kills: u64,
-    /// Most bytes that the pool took, as sampled five times a second.
+    /// Peak of the pool, bytes, sampled five times a second.
     pub pool_peak: u64,
-    /// Pages to one byte of pool at that time.
+    /// Bytes of pages for one byte of pool at that time.
     pub ratio: f64,
-    /// Of the stored pages, those whose slots the kernel had freed: the mean of the samples, 0 to
-    /// 1.
+    /// The share of stored pages whose slots the kernel had freed: the mean of the samples, 0 to 1.
     pub dead_share: f64,
-    /// Other runs used the cache too: its counts are theirs as well.
+    /// True if other runs used the cache too. The counts are then those of all runs.
     pub is_shared: bool,
-    /// How often the daemon was killed and another one went on: counts from before are not among
-    /// the figures.
+    /// How often a killed daemon was replaced. Counts from before the last replacement are missing.
     pub daemons_replaced: u64,
-    /// How requests came to the cache: `ublk` or `fuse`.
+    /// The transport of requests: `ublk` or `fuse`.
     pub transport: String,
     /// The acts of load control, if it was requested.
     pub load_control: Option<Suspensions>,
-    /// Everything the cache counted.
+    /// All counts of the cache.
     #[serde(flatten)]
     pub stats: Stats,
-    /// The features that did not work and were left out.
+    /// The features that were missing.
     pub notes: Vec<String>,
 }
 
-/// The largest values seen of figures that come and go.
+/// The peaks of figures that rise and fall.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Peak {
-    /// Bytes of pool.
+    /// Bytes of the pool.
     pub pool: u64,
-    /// Pages to a byte at that time.
+    /// Bytes of pages for one byte of pool at that time.
     pub ratio: f64,
     /// Bytes in memory.
     pub memory: u64,
     /// Bytes swapped out.
     pub swapped: u64,
-    /// Stored pages, and of them those for slots that are free: sums of the samples.
+    /// Sums over the samples: stored pages, and stored pages whose slots are free.
     held_pages: u64,
     dead_pages: u64,
     /// Runs that use the cache.
@@ -67,12 +65,12 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Nothing seen yet, of a cache that so many runs use.
+    /// For a cache that this many runs use.
     pub fn of(runs: u64) -> Self {
         Self { runs, ..Self::default() }
     }
 
-    /// Looks once more.
+    /// Takes a sample.
     pub fn update(&mut self, stats: &Stats, usage: Usage) {
         let pool = stats.get("pool_total_size");
         if pool > self.pool {
@@ -155,7 +153,7 @@ impl Report {
         text
     }
 
-    /// The lines that only some runs have.
+    /// The lines that not every run has.
     fn happenings(&self) -> String {
         let get = |name: &str| self.stats.get(name);
         let mut text = String::new();

@@ -6,20 +6,20 @@ use std::fs;
 use std::path::Path;
 use uzswap_block::control::{self, PARAMETERS, STATISTICS_FOLDER};
 
-/// Everything that the control files say.
+/// All that the control files contain.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Stats {
     /// Attributes.
     pub parameters: BTreeMap<String, String>,
     /// Statistics that are numbers.
     pub stats: BTreeMap<String, u64>,
-    /// Why writeback stopped, if it did.
+    /// The reason why writeback stopped; empty while it works.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub writeback_error: String,
 }
 
 impl Stats {
-    /// Reads the files mounted at `mount`; empty where nobody serves them.
+    /// Reads the files mounted at `mount`; empty if no daemon serves them.
     pub fn read(mount: &Path) -> Self {
         let files = |folder: &str| {
             let entries = fs::read_dir(mount.join(folder)).into_iter().flatten().flatten();
@@ -39,7 +39,7 @@ impl Stats {
         read
     }
 
-    /// The counts since `before`; present values stay.
+    /// The counts since `before`. Values that are no counts stay as they are.
     pub fn since(mut self, before: &Self) -> Self {
         for (name, value) in self.stats.iter_mut().filter(|(name, _)| control::is_counted(name)) {
             *value = value.saturating_sub(before.get(name));
@@ -47,7 +47,7 @@ impl Stats {
         self
     }
 
-    /// A statistic, 0 where it is not known.
+    /// A statistic; 0 if it is unknown.
     pub fn get(&self, name: &str) -> u64 {
         self.stats.get(name).copied().unwrap_or(0)
     }
@@ -57,7 +57,7 @@ impl Stats {
         self.get("pool_pages") * 4096
     }
 
-    /// Bytes of pages in the pool to one byte of pool; `None` while it is empty.
+    /// Bytes of pages for one byte of pool; `None` while the pool is empty.
     pub fn ratio(&self) -> Option<f64> {
         let pool = self.get("pool_total_size");
         (pool > 0).then(|| self.original_bytes() as f64 / pool as f64)

@@ -1,4 +1,4 @@
-//! The modelled daemon: it asks its own phase (daemon/phase.rs) for each act, and starts another
+//! The modelled daemon. It asks the real phase (daemon/phase.rs) for each act, and starts another
 //! keeper when its own is gone.
 
 use super::kernel::{Heard, Message, Pid, Role, Start, Steps, WireId, World};
@@ -15,11 +15,11 @@ pub struct DaemonProcess {
     devices: Vec<usize>,
     pauses: Pauses,
     began: Instant,
-    /// Until it has made the cache or taken it over; until its pause is over.
+    /// When the cache is made or taken over, or when the pause is over.
     busy_until: Option<Duration>,
-    /// It starts a keeper after its pause.
+    /// True if it starts a keeper after its pause.
     starts_keeper: bool,
-    /// Steps for which it has its own file open.
+    /// Remaining steps in which it has its own file open.
     opens: u32,
 }
 
@@ -65,7 +65,7 @@ impl DaemonProcess {
     fn start_keeper(&mut self, world: &mut World, me: Pid) {
         self.phase.require(Act::StartKeeper);
         let (keeper, wire) = world.spawn(Role::Keeper, Some(me));
-        // The daemon has the first end of this wire, where it has the second end of others.
+        // The daemon has the first end of this wire. Of the other keepers' wires it has the second.
         self.wire = wire;
         world.processes[keeper].has_memory = true;
         let serves = self.phase == Phase::Serving;
@@ -104,7 +104,7 @@ impl DaemonProcess {
                 world.send(self.wire, me, Message::Room);
             }
             Some(Act::Become) => {
-                // The same process, with another program; its end of the wire stays.
+                // The same process executes another program, and keeps its end of the wire.
                 world.processes[me].serves = false;
                 self.phase = Phase::Starting;
                 let devices = Some(self.devices.clone());
@@ -131,7 +131,7 @@ impl Steps for DaemonProcess {
     fn step(&mut self, world: &mut World, me: Pid) {
         let before = self.phase;
         self.work(world, me);
-        // A daemon that becomes another begins anew.
+        // A daemon that executes another program begins with the first phase.
         if self.phase != Phase::Starting {
             world.changed(me, before, self.phase);
         }

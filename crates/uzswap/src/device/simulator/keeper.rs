@@ -1,6 +1,6 @@
-//! The modelled keeper. Its phase, its next step, its pauses, the order of undoing and the messages
-//! that wait are those of the real one (keeper/decide.rs, keeper/phase.rs, ledger.rs); the acts are
-//! the model's.
+//! The modelled keeper. Its phase, next steps, pauses, order of undoing and waiting messages are
+//! those of the real keeper (keeper/decide.rs, keeper/phase.rs, ledger.rs). Its acts are the
+//! model's.
 
 use super::kernel::{DeviceNumber, Heard, Life, Message, Pid, Role, Start, Steps, WireId, World};
 use crate::device::keeper::decide::{Emptying, Seen, ShortLives, SwitchOff, Task, refused, task};
@@ -14,7 +14,7 @@ use crate::device::wire::Tell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Those of the real one.
+/// The same as the real keeper's.
 const COME_BACK: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -31,14 +31,14 @@ struct Maker {
     wire: WireId,
 }
 
-/// The work in which nothing else is done.
+/// Work that must finish before any other.
 #[derive(Clone)]
 enum Busy {
     /// It waits for the start data of the daemon that has started it.
     Begin,
-    /// It waits for the end of the keeper before.
+    /// It waits for the end of the last keeper.
     AwaitBefore(Start),
-    /// It waits until the daemon executes nothing any more.
+    /// It waits until no thread of the daemon runs.
     Bury,
     Pause(Duration),
     WriteDaemon,
@@ -55,7 +55,7 @@ pub struct KeeperProcess {
     daemon: Option<WireId>,
     daemon_since: Duration,
     short_lives: ShortLives,
-    /// It has asked the daemon for its room.
+    /// True if it has asked the daemon for its room.
     awaits_room: bool,
     has_new_room: bool,
     members: Vec<Participant>,
@@ -64,7 +64,7 @@ pub struct KeeperProcess {
     retry_at: Option<Duration>,
     orphans_until: Option<Duration>,
     has_taken_over: bool,
-    /// True if no order to end will come any more: it was given, or nobody is left to give it.
+    /// True if no order to end will come any more: it was given, or no process is left to give it.
     is_told_to_end: bool,
     busy: Option<Busy>,
     turn: usize,
@@ -112,7 +112,7 @@ impl KeeperProcess {
         self.bury(world, me);
     }
 
-    /// Kills the daemon, and awaits its end before the next attempt.
+    /// Kills the daemon, and waits for its end before the next attempt.
     fn bury(&mut self, world: &mut World, me: Pid) {
         self.phase.require(Act::KillDaemon);
         match world.ledger.daemon.filter(|daemon| world.life(Some(*daemon)) < Life::Over) {
@@ -134,7 +134,7 @@ impl KeeperProcess {
         self.attempt(world, me);
     }
 
-    /// The next attempt to have a daemon go on, after its pause.
+    /// Plans the next attempt to replace the daemon, after a pause.
     fn attempt(&mut self, world: &mut World, me: Pid) {
         match self.short_lives.pause() {
             Some(pause) => self.busy = Some(Busy::Pause(world.now + pause)),
@@ -163,7 +163,7 @@ impl KeeperProcess {
         world.life(world.ledger.daemon) >= Life::Ending
     }
 
-    /// Hears the daemon; `Gone` once it has begun to end and has nothing to say.
+    /// Receives a message of the daemon; `Gone` if the daemon is ending and has sent nothing more.
     fn hear_daemon(&mut self, world: &mut World, me: Pid) -> Heard {
         let Some(wire) = self.daemon else { return Heard::Gone };
         match world.receive(wire, me) {
@@ -192,7 +192,7 @@ impl KeeperProcess {
             }
             Busy::Pause(until) if world.now < until => {}
             Busy::Pause(_) if self.daemon.is_some() => {
-                // One that could not go on, and has the memory.
+                // A daemon that failed to take over, and has the memory.
                 self.daemon.map(|wire| world.send(wire, me, Message::Become));
                 self.busy = Some(Busy::AwaitReady);
             }
@@ -222,7 +222,7 @@ impl KeeperProcess {
             Busy::AwaitDevice => match self.hear_daemon(world, me) {
                 Heard::Nothing => {}
                 Heard::Said(Message::Attached) => self.begin_area(world, me),
-                // It is asked again, or the next one.
+                // The keeper will ask this daemon again, or the next.
                 _ => self.busy = None,
             },
             Busy::Undo { step, until } => self.undo(step, until, world, me),
@@ -433,7 +433,7 @@ impl KeeperProcess {
     fn tell_all(&mut self, what: &Tell, world: &mut World) {
         for member in &mut self.members {
             member.outbox.put(what.clone());
-            // An error: it is gone, as the wire shows.
+            // An error: the member is gone, as its wire shows.
             let _ = member.outbox.send(|bytes| world.send_some(member.wire, bytes));
         }
     }
@@ -513,14 +513,14 @@ impl KeeperProcess {
             }
             Task::Become(next) => self.phase.become_next(next),
             Task::Wait if self.phase == Phase::Over => {
-                // The last messages go without waiting, or not at all.
+                // The last messages are sent only as far as that needs no waiting.
                 world.exit(me, true);
             }
             Task::Wait => {}
         }
     }
 
-    /// The run that has started the keeper is its first member, before all else.
+    /// The run that started the keeper must join before all else.
     fn waits_for_first(&self, world: &World) -> bool {
         !self.has_taken_over && !world.ledger.is_serving && !world.has_had_run
     }
@@ -537,7 +537,7 @@ impl Steps for KeeperProcess {
 impl KeeperProcess {
     fn work(&mut self, world: &mut World, me: Pid) {
         if world.faults.sends_block && self.members.iter().any(|one| !one.outbox.is_empty()) {
-            // It is in a write that waits for a reader, and does nothing else.
+            // The keeper is in a write that waits for a reader, and does nothing else.
             for member in &mut self.members {
                 let _ = member.outbox.send(|bytes| world.send_some(member.wire, bytes));
             }

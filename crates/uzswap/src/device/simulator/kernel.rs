@@ -1,8 +1,8 @@
-//! The modelled machine: processes that take their time, sockets, and the kernel's swap.
+//! The modelled machine: processes that take time, sockets, and the kernel's swap.
 //!
-//! A process does one step at a time. One that is killed ends in the kernel's order: its memory
-//! goes, then its files are closed, then it is gone. While it waits for an answer of the device it
-//! cannot end.
+//! A process does one step at a time. A killed process ends in the kernel's order: it loses its
+//! memory, its files are closed, it is gone. While it waits for an answer of the device it cannot
+//! end.
 
 use crate::device::phase::Phased;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -13,33 +13,33 @@ use std::time::Duration;
 pub type Pid = usize;
 pub type DeviceNumber = usize;
 
-/// Bytes that a socket takes until somebody reads them.
+/// Bytes that a socket takes before its reader reads.
 const SOCKET_BYTES: usize = 80;
 
-/// Faults of earlier versions, put back.
+/// Faults of earlier versions, put back to show that the rules find them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// The daemon opens the file that it serves.
+    /// The daemon opens the file that it serves itself.
     pub daemon_opens_its_file: bool,
     /// The kernel sends FLUSH for that file.
     pub flush_is_sent: bool,
-    /// The next daemon is not started until nothing is left of the one before.
+    /// The next daemon is started only when the last one is gone entirely.
     pub full_death_is_awaited: bool,
-    /// EINVAL of swapoff is taken for "off", and nobody looks at the kernel's list.
+    /// EINVAL of swapoff is taken for "off", without a look at the kernel's list.
     pub einval_means_off: bool,
-    /// The keeper waits until a socket has room.
+    /// The keeper waits until a socket has room for its message.
     pub sends_block: bool,
-    /// The next daemon is started while the one before may execute.
+    /// The next daemon is started while threads of the last one may still run.
     pub death_is_not_awaited: bool,
-    /// The next area is over the part behind those that the kernel lists.
+    /// The next area is put behind the areas that the kernel lists.
     pub parts_follow_the_list: bool,
 }
 
-/// How far a process is.
+/// How far a process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Life {
     Alive,
-    /// Its first thread has no memory any more; others may execute.
+    /// Its first thread has no memory any more; other threads may run.
     Ending,
     /// No thread has memory.
     Over,
@@ -53,9 +53,9 @@ pub enum Role {
     Daemon,
     SwitchOn,
     SwitchOff(Vec<DeviceNumber>),
-    /// Somebody's `swapoff -a`.
+    /// A `swapoff -a` by hand.
     Foreign,
-    /// Somebody's `swapon` of a device of ours that no area is on.
+    /// A `swapon` by hand, of a device of ours that no area is on.
     ForeignOn,
     Run,
 }
@@ -70,19 +70,19 @@ pub struct Process {
     pub life: Life,
     pub is_killed: bool,
     pub is_stopped: bool,
-    /// It has had a signal, or its command has ended.
+    /// True if it has had a signal, or its command has ended.
     pub is_told_to_end: bool,
-    /// It has the memory and the connections that outlive a daemon.
+    /// True if it has the memory and the connections that outlive a daemon.
     pub has_memory: bool,
-    /// It answers requests of the device.
+    /// True if it answers requests of the device.
     pub serves: bool,
-    /// It is in the kernel and waits for the device.
+    /// True if it waits in the kernel for the device.
     pub waits_for_device: bool,
-    /// It has a file open that the device's server serves.
+    /// True if it has a file open that the device's server serves.
     pub has_own_file: bool,
-    /// Its exit status, once it is gone.
+    /// True if it ended well, once it has ended.
     pub has_succeeded: bool,
-    /// It does a step one time in so many.
+    /// The world lets it do one step in so many turns.
     pub slowness: u64,
     program: Option<Box<dyn Steps>>,
 }
@@ -109,16 +109,16 @@ pub enum Message {
     Leave,
 }
 
-/// The start data of a daemon, or those that it gives to a keeper.
+/// The start data of a daemon, or those that a daemon gives to a keeper.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Start {
     pub daemon: Option<Pid>,
     pub serves: bool,
-    /// Those of the daemon before; `None` if there was none.
+    /// The devices of the last daemon; `None` for the first.
     pub devices: Option<Vec<DeviceNumber>>,
 }
 
-/// The next thing that a process hears over a wire.
+/// The result of reading from a wire.
 #[derive(Debug)]
 pub enum Heard {
     Nothing,
@@ -126,7 +126,7 @@ pub enum Heard {
     Gone,
 }
 
-/// A socket. Of the bytes one way its room is counted.
+/// A socket. One direction carries bytes, for which its room is limited.
 pub struct Wire {
     ends: [Option<Pid>; 2],
     waits: [VecDeque<Message>; 2],
@@ -134,7 +134,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// The process that was started, or has connected.
+    /// The process that was started with this wire, or that has connected.
     pub fn second_end(&self) -> Option<Pid> {
         self.ends[1]
     }
@@ -146,11 +146,11 @@ pub type WireId = usize;
 pub struct Listed {
     pub device: DeviceNumber,
     pub pages: u32,
-    /// The process inside swapoff of it.
+    /// The process in swapoff of this area.
     inside: Option<Pid>,
 }
 
-/// The list of changes, as it is written down.
+/// The list of changes, as it was last written down.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
     pub is_there: bool,
@@ -167,33 +167,33 @@ pub struct World {
     pub now: Duration,
     pub processes: Vec<Process>,
     pub wires: Vec<Wire>,
-    /// Connections that the keeper has not accepted; `None`: nobody listens.
+    /// Connections that the keeper has not accepted; `None` if no keeper listens.
     pub listener: Option<(Pid, VecDeque<WireId>)>,
     pub ledger: Ledger,
     pub areas: Vec<Listed>,
-    /// Loop devices, with their makers. One goes with its maker, or with its area.
+    /// Loop devices, with their makers. A device goes with its maker, or with the area on it.
     pub devices: BTreeMap<DeviceNumber, Pid>,
-    /// The part of the disk that each of them is over.
+    /// The part of the disk under each device.
     pub parts: BTreeMap<DeviceNumber, Range<u64>>,
     /// Devices with the signature of an area.
     pub signed: BTreeSet<DeviceNumber>,
-    /// A device that is detached goes once no area is on it, as loop devices do.
+    /// True if a detached device stays until no area is on it, as loop devices do.
     pub detach_waits: bool,
     pub is_mounted: bool,
     /// Devices for which swapoff has answered EINVAL.
     einval: BTreeSet<DeviceNumber>,
     pub devices_made: usize,
-    /// The run for which everything was made has come.
+    /// True if the run for which everything was made has joined.
     pub has_had_run: bool,
-    /// Starts of daemons that fail from now on.
+    /// Number of daemons that will fail to start.
     pub failing_starts: u32,
-    /// Daemons may fail to start until the keeper gives up.
+    /// True if daemons may fail to start until the keeper gives up.
     pub may_lose: bool,
-    /// The swapped pages are lost: so many daemons in a row could not begin.
+    /// True if the swapped pages are lost, after too many daemons failed.
     pub is_lost: bool,
-    /// The changes of phases, by process, from and to.
+    /// The changes of phases so far, by process, from and to.
     pub changes: BTreeSet<String>,
-    /// A rule that was broken.
+    /// The first rule that was broken.
     pub broken: Option<String>,
     pub story: Option<Vec<String>>,
     random: u64,
@@ -241,7 +241,7 @@ impl World {
         (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
     }
 
-    /// An index of so many things; 0 of none.
+    /// A random index below `count`; 0 if there is none.
     pub fn random_of(&mut self, count: usize) -> usize {
         self.below(count.max(1) as u64) as usize
     }
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// Ends by itself.
+    /// Ends a process at its own wish.
     pub fn exit(&mut self, pid: Pid, has_succeeded: bool) {
         self.processes[pid].has_succeeded = has_succeeded;
         self.processes[pid].is_killed = true;
@@ -340,7 +340,7 @@ impl World {
         let next = match life {
             Life::Alive => Life::Ending,
             Life::Ending => Life::Over,
-            // The kernel waits for the answer to FLUSH.
+            // With FLUSH, the kernel waits for an answer as it closes the file.
             Life::Over if self.processes[pid].has_own_file && self.faults.flush_is_sent => {
                 if self.is_served() || !self.has_server_to_come() { Life::Gone } else { return }
             }
@@ -380,14 +380,14 @@ impl World {
         self.processes.iter().any(|one| one.serves && !one.is_killed && !one.is_stopped)
     }
 
-    /// True if the connection is open, so that the kernel waits where nobody answers.
+    /// True if the connection is open, so that the kernel waits although no daemon answers.
     pub fn has_server_to_come(&self) -> bool {
         self.is_mounted && self.processes.iter().any(|one| one.has_memory)
     }
 
     // Wires.
 
-    /// A connection to the keeper that listens.
+    /// Connects to the listening keeper.
     pub fn connect(&mut self, me: Pid) -> Option<WireId> {
         let id = self.wires.len();
         let (keeper, waiting) = self.listener.as_mut()?;
@@ -397,7 +397,7 @@ impl World {
         Some(id)
     }
 
-    /// A connection that waits for the keeper.
+    /// Takes a connection that waits for the keeper.
     pub fn accept(&mut self, me: Pid) -> Option<WireId> {
         let (_, waiting) = self.listener.as_mut().filter(|(keeper, _)| *keeper == me)?;
         waiting.pop_front()
@@ -407,7 +407,7 @@ impl World {
         self.wires[wire].ends.iter().position(|end| *end == Some(me))
     }
 
-    /// An error, `false`: nobody is there any more.
+    /// `false`: the other process is gone.
     pub fn send(&mut self, wire: WireId, me: Pid, message: Message) -> bool {
         let Some(end) = self.end_of(wire, me) else { return false };
         if self.wires[wire].ends[1 - end].is_none() {
@@ -433,7 +433,7 @@ impl World {
         }
     }
 
-    /// Bytes to the second end, as many as there is room for. Errors: it is gone.
+    /// Sends as many bytes to the second end as there is room for. Error: that process is gone.
     pub fn send_some(&mut self, wire: WireId, bytes: &[u8]) -> io::Result<usize> {
         let wire = &mut self.wires[wire];
         if wire.ends[1].is_none() {
@@ -467,7 +467,7 @@ impl World {
         self.areas.push(Listed { device, pages: 0, inside: None });
     }
 
-    /// A step of swapoff: `None` while it is inside. It may be out of memory.
+    /// A step of swapoff; `None` while it is not done. It may run out of memory.
     pub fn swapoff(&mut self, me: Pid, device: DeviceNumber) -> Option<io::Result<()>> {
         let is_short = self.below(60) == 0;
         let is_served = self.is_served() || !self.has_server_to_come();
@@ -476,7 +476,7 @@ impl World {
             .iter_mut()
             .find(|area| area.device == device && area.inside.is_none_or(|inside| inside == me))
         else {
-            // Of ours alone: they tell the keeper.
+            // Only our own processes report to the keeper.
             if matches!(self.processes[me].role, Role::SwitchOff(_)) {
                 self.einval.insert(device);
             }
@@ -504,7 +504,7 @@ impl World {
         Some(Ok(()))
     }
 
-    /// A page goes out or is needed; `false`: nobody answers.
+    /// A page is swapped out or needed; `false` if no daemon answers.
     pub fn touch(&mut self) -> bool {
         let (is_served, is_out) = (self.is_served(), self.below(3) > 0);
         let count = self.areas.len() as u64;

@@ -1,14 +1,15 @@
-//! Histories of the processes by seeds: keeper, daemon, runs and the processes that switch areas on
-//! and off, over a modelled kernel. They are killed, stopped and slow at any step. Phases and
-//! decisions are those of the real processes. The same seed gives the same history.
+//! Histories of our processes by seeds, over a modelled kernel: keeper, daemon, runs and the
+//! processes that switch areas on and off. They are killed and stopped at any step, and some are
+//! slow. Phases and decisions are those of the real processes. The same seed gives the same
+//! history.
 //!
 //! ```text
 //! UZSWAP_SIMULATE_SECONDS=3600    how long; 2 without
 //! UZSWAP_SIMULATE_SEED=12         that history alone, with its story
 //! ```
-//! Rules: no page is lost as long as keeper and daemon are not killed at once. Two daemons never
-//! use the memory at once. A process that needs a page gets it, also while a run is stopped. Once
-//! everybody leaves, everything comes to its end, and nothing is left.
+//! Rules: no page is lost unless keeper and daemon are killed at once. Two daemons never use the
+//! memory at once. A process that needs a page gets it, even while a run is stopped. When all runs
+//! have left, everything is undone, and every process ends.
 
 #![allow(clippy::print_stdout, reason = "tests")]
 
@@ -25,19 +26,20 @@ use others::{ForeignOn, Run, SwitchOff, SwitchOn};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Steps with kills and stops.
+/// Steps in which processes are killed and stopped.
 const WILD_STEPS: u64 = 1500;
 
-/// Steps within which a needed page comes, once nobody is killed and no start fails any more.
+/// Steps within which a needed page must come, once no more processes are killed and no start
+/// fails.
 const ANSWER_STEPS: u32 = 4000;
 
-/// Steps before runs that are stopped go on.
+/// Steps before stopped runs go on.
 const CALM_STEPS: u32 = 300;
 
-/// Steps within which everything is undone.
+/// Steps within which everything must be undone.
 const END_STEPS: u32 = 60_000;
 
-/// Kills of daemons, and starts of theirs that fail: fewer than the keeper tries.
+/// Daemons that are killed or fail to start: fewer than the keeper's attempts.
 const TROUBLES_MAX: u32 = 7;
 
 fn program(role: &Role, wire: Option<WireId>) -> Box<dyn Steps> {
@@ -54,10 +56,10 @@ fn program(role: &Role, wire: Option<WireId>) -> Box<dyn Steps> {
 /// One history.
 struct History {
     world: World,
-    /// Steps for which nobody has answered.
+    /// Steps in a row in which no daemon answered.
     unanswered: u32,
     troubles: u32,
-    /// When systemd kills the keeper that it has told to end.
+    /// When systemd kills the keeper that was told to end.
     stop_at: Option<Duration>,
     is_keeper_killed: bool,
 }
@@ -74,7 +76,7 @@ impl History {
         Self { world, unanswered: 0, troubles: 0, stop_at: None, is_keeper_killed: false }
     }
 
-    /// Runs it. Errors: the rule that it breaks.
+    /// Runs the history. Error: the rule that it breaks.
     fn run(&mut self) -> Result<(), String> {
         for _ in 0..100 + self.world.below(WILD_STEPS) {
             if self.world.below(24) == 0 {
@@ -82,7 +84,7 @@ impl History {
             }
             self.step()?;
         }
-        // Runs that are stopped stay so: they keep nobody from a page.
+        // Stopped runs stay stopped: they must not keep a page from any process.
         for step in 0..=ANSWER_STEPS {
             self.step()?;
             if step > CALM_STEPS && self.unanswered == 0 {
@@ -103,7 +105,7 @@ impl History {
         Err("it does not come to its end".into())
     }
 
-    /// A step of any process, and of a program that uses memory. Some processes are slow.
+    /// One step of a random process, and of a program that uses memory. Some processes are slow.
     fn step(&mut self) -> Result<(), String> {
         let world = &mut self.world;
         let passed = Duration::from_millis(world.below(20));
@@ -160,7 +162,7 @@ impl History {
         }
     }
 
-    /// A run ends, or `serve` is told to: systemd kills the keeper of the latter after a while.
+    /// Tells a run or `serve` to end. systemd kills the keeper of `serve` some time later.
     fn tell_to_end(&mut self) {
         let is_serving = self.world.ledger.is_serving;
         let is_told = |role: &Role| *role == Role::Run || is_serving && *role == Role::Keeper;
@@ -173,7 +175,8 @@ impl History {
         }
     }
 
-    /// Kills a process with a role, unless it alone has the memory that outlives a daemon.
+    /// Kills a process of a role, unless that is the only owner of the memory that outlives a
+    /// daemon.
     fn kill(&mut self, role: &Role) {
         let Some(pid) = self.any(|other| match (role, other) {
             (Role::Foreign, other) => {
@@ -207,8 +210,8 @@ impl History {
         meant.get(self.world.random_of(meant.len())).copied()
     }
 
-    /// A keeper that was killed while it undid everything, its daemon having ended, leaves the
-    /// folder to the next run.
+    /// A keeper that is killed during the undoing, after its daemon has ended, leaves the folder to
+    /// the next run.
     fn check_end(&self) -> Result<(), String> {
         let world = &self.world;
         let is_left = world.ledger.is_there || world.is_mounted;
@@ -220,8 +223,8 @@ impl History {
     }
 }
 
-/// All rows of both tables but rare ones: those for which the first area cannot be made, or
-/// somebody switches an area of ours on between two looks.
+/// All rows of both tables but the rare ones, which need a first area that cannot be made, or a
+/// `swapon` by hand between two looks.
 fn rows() -> BTreeSet<String> {
     fn rows<P: Phased>() -> impl Iterator<Item = String> {
         P::TRANSITIONS.iter().map(|(from, to, _)| format!("{} {from:?} {to:?}", P::OWNER))
@@ -255,7 +258,7 @@ fn broken(seed: u64, faults: Faults) -> Option<String> {
     History::new(seed, faults, false).run().err()
 }
 
-/// The same, with its last events.
+/// The last events of the same history.
 fn story(seed: u64, faults: Faults) -> String {
     let mut history = History::new(seed, faults, true);
     let end = history.run();
@@ -264,8 +267,7 @@ fn story(seed: u64, faults: Faults) -> String {
     format!("{last}\n{end:?}; UZSWAP_SIMULATE_SEED={seed} repeats it")
 }
 
-/// A history with these faults that breaks a rule with these words, among so many: its seed, and
-/// the rule.
+/// The first seed below `histories` whose history breaks a rule with these words, and the rule.
 fn found(faults: Faults, words: &str, histories: u64) -> Option<(u64, String)> {
     let found = |seed| broken(seed, faults).filter(|rule| rule.contains(words));
     (0..histories).find_map(|seed| found(seed).map(|rule| (seed, rule)))
@@ -303,7 +305,7 @@ const OPENS: Faults = Faults {
     parts_follow_the_list: false,
 };
 
-/// Each of these was in an earlier version.
+/// Each of these faults was in an earlier version.
 #[test]
 fn a_fault_that_is_put_back_is_found() {
     let none = Faults::default();
@@ -320,8 +322,9 @@ fn a_fault_that_is_put_back_is_found() {
     }
 }
 
-/// A daemon that was killed with its own file open kept everybody waiting. Now it opens no such
-/// file, the kernel asks nothing as a file is closed, and the keeper does not await that.
+/// A daemon that was killed with its own file open kept every process waiting. Now the daemon opens
+/// no such file, the kernel sends no request when a file is closed, and the keeper does not wait
+/// for the closing.
 #[test]
 fn each_of_three_measures_alone_keeps_a_killed_daemon_from_hanging() {
     for faults in [

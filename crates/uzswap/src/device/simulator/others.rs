@@ -1,5 +1,5 @@
-//! The modelled processes beside keeper and daemon: the one that makes an area, those that switch
-//! areas off, and runs.
+//! The modelled processes beside keeper and daemon: runs, the process that makes an area, and those
+//! that switch areas off.
 
 use super::kernel::{DeviceNumber, Heard, Life, Message, Pid, Role, Steps, WireId, World};
 use crate::device::switching_off::ask_again;
@@ -30,7 +30,7 @@ impl Steps for SwitchOn {
                 (..) => world.exit(me, false),
             };
         }
-        // All of this waits for the daemon, or for the next one.
+        // All of these steps wait for a daemon, this one or the next.
         let is_served = world.is_served();
         world.processes[me].waits_for_device = !is_served;
         if !is_served && !world.has_server_to_come() {
@@ -49,7 +49,7 @@ impl Steps for SwitchOn {
     }
 }
 
-/// `uzswap switch-off`, which is not content with EINVAL; or a foreign `swapoff -a`, which is.
+/// `uzswap switch-off`, which does not accept EINVAL; or a foreign `swapoff -a`, which does.
 pub struct SwitchOff {
     devices: Vec<DeviceNumber>,
     is_ours: bool,
@@ -83,13 +83,13 @@ impl Steps for SwitchOff {
     }
 }
 
-/// Somebody's `swapon`: the signature of an area stays on its device.
+/// A `swapon` by hand: a device keeps the signature of an area.
 pub struct ForeignOn;
 
 impl Steps for ForeignOn {
     fn step(&mut self, world: &mut World, me: Pid) {
         if !world.is_served() && world.has_server_to_come() {
-            // It reads the signature.
+            // swapon reads the signature.
             return;
         }
         let is_off = |device: &DeviceNumber| world.areas.iter().all(|area| area.device != *device);
@@ -101,11 +101,11 @@ impl Steps for ForeignOn {
     }
 }
 
-/// `uzswap run`: takes part, comes back to another keeper, leaves.
+/// `uzswap run`: joins, reconnects to the next keeper, leaves.
 pub struct Run {
     wire: Option<WireId>,
     is_part: bool,
-    /// It has been told to leave, and has said so.
+    /// True if it has been told to leave, and has told the keeper.
     leaves: bool,
     line: Vec<u8>,
 }
@@ -116,7 +116,7 @@ impl Run {
     }
 
     fn connect(&mut self, world: &mut World, me: Pid) {
-        // It gives up where nothing is left, and nobody could bring it back.
+        // It gives up if keeper and daemon are both gone.
         let is_attended = [world.ledger.keeper, world.ledger.daemon]
             .into_iter()
             .any(|pid| world.life(pid) < Life::Gone);
@@ -144,7 +144,7 @@ impl Run {
 impl Steps for Run {
     fn step(&mut self, world: &mut World, me: Pid) {
         let Some(wire) = self.wire else { return self.connect(world, me) };
-        // The room in the socket comes back as it reads.
+        // Reading makes room in the socket.
         while let Some(byte) = world.wires[wire].bytes.pop_front() {
             self.line.push(byte);
             if byte == b'\n' {
