@@ -1,8 +1,8 @@
 //! A large write shared among threads: pages are compressed on all CPUs, not one after another.
 //!
 //! The thread that took the write owns the batch and its buffer; helpers read the buffer under a
-//! shared lock. Owner and helpers alike take a few pages at a time until none is left, so it does
-//! not matter how many helpers come, or whether any does.
+//! shared lock. Owner and helpers take a few pages at a time until none is left. So any number of
+//! helpers will do, and none is needed.
 
 use crate::disk::{Disk, DiskError};
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
@@ -22,19 +22,19 @@ const SPIN: Duration = Duration::from_micros(30);
 /// One thread's current write.
 #[derive(Default)]
 pub(crate) struct Batch {
-    /// Where on the disk, and how much, bytes; constant while there are helpers.
+    /// The write's place on the disk and its size, bytes; constant while there are helpers.
     offset: AtomicUsize,
     bytes: AtomicUsize,
-    /// First page that nobody has taken.
+    /// First page that no thread has taken.
     next: AtomicUsize,
-    /// Threads called that have not left.
+    /// Threads that were called and have not left.
     helpers: AtomicUsize,
     failure: Mutex<Option<DiskError>>,
     gone: Condvar,
 }
 
 impl Batch {
-    /// Starts a write of `bytes` at `offset`; there are no helpers yet.
+    /// Starts a write of `bytes` at `offset`. There must be no helpers.
     pub(crate) fn start(&self, offset: u64, bytes: usize) {
         self.offset.store(offset as usize, Relaxed);
         self.bytes.store(bytes, Relaxed);
@@ -47,7 +47,7 @@ impl Batch {
 
     pub(crate) fn leave(&self) {
         if self.helpers.fetch_sub(1, Release) == 1 {
-            // Under the lock, so that an owner about to sleep does not miss it.
+            // Under the lock, so that an owner that is about to sleep does not miss the notice.
             drop(self.failure.lock().unwrap_or_else(PoisonError::into_inner));
             self.gone.notify_one();
         }
@@ -70,7 +70,7 @@ impl Batch {
         }
     }
 
-    /// Waits until all helpers left, and returns the first error.
+    /// Waits until all helpers have left. Error: a page was not stored.
     pub(crate) fn finish(&self) -> Result<(), DiskError> {
         let began = Instant::now();
         while self.helpers.load(Acquire) > 0 && began.elapsed() < SPIN {

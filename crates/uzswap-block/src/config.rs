@@ -1,22 +1,22 @@
-//! How the device is served: its threads.
+//! The settings of a server: its threads.
 
 use std::time::Duration;
 use uzswap_engine::compress::prepare_thread;
 use uzswap_sys::process;
 
-/// Stack of a thread, bytes: the deepest path reads a record through a bounce buffer.
+/// Stack of a thread, bytes. The deepest path reads a record through a bounce buffer.
 pub(crate) const STACK_BYTES: usize = 256 << 10;
 
-/// How the device is served.
+/// The settings of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerConfig {
-    /// Threads, at most. More than CPUs, since some may wait for the backing.
+    /// Threads in all. There are more than CPUs, since some may wait for the backing.
     pub threads: usize,
-    /// Of these, how many come and go with each CPU; the others are always there.
+    /// Threads that come and go with each CPU, of all. The others are always there.
     pub threads_per_cpu: usize,
     /// How long the last watcher polls after a request before it sleeps.
     pub poll: Duration,
-    /// True if the threads run before ordinary ones of the machine.
+    /// True if the threads have priority over ordinary threads of the machine.
     pub raise_priority: bool,
 }
 
@@ -36,7 +36,7 @@ impl ServerConfig {
         }
     }
 
-    /// Threads that do not come and go.
+    /// Threads that are always there.
     pub(crate) fn threads_always(&self) -> usize {
         match self.threads_per_cpu {
             0 => self.threads,
@@ -44,10 +44,10 @@ impl ServerConfig {
         }
     }
 
-    /// Makes the calling thread one that serves.
+    /// Prepares the calling thread for serving.
     pub(crate) fn prepare_thread(&self) {
         if self.raise_priority {
-            // Not permitted in a container without CAP_SYS_NICE: slower under load, no worse.
+            // An error: a container without CAP_SYS_NICE. The thread is slower under load then.
             let _ = process::raise_priority();
         }
         prepare_thread();

@@ -1,4 +1,4 @@
-//! The control files: a folder with, as in sysfs, one value a file.
+//! The control files: a folder with one value in each file, like sysfs.
 //!
 //! ```text
 //! parameters/…    attributes: read and written while running
@@ -29,25 +29,25 @@ pub const PARAMETERS: &str = "parameters";
 /// Folder of statistics.
 pub const STATISTICS_FOLDER: &str = "stats";
 
-/// The table of size classes, and the message of a writeback that stopped.
+/// The table of size classes, and the message after writeback stopped.
 const TABLE: &str = "classes";
 const FAILURE: &str = "writeback_error";
 
 /// The durations of reads. Each line has a time in ns and the number of reads that took at most
-/// that long and longer than the line before. The line `sum` has the time of all reads together.
+/// that long, and longer than the time of the line above. The line `sum` has the time of all reads.
 pub const FAULT_TIMES: &str = "fault_times";
 
-/// The same of the reads that the store in another machine's memory answered; empty without one.
+/// The same for reads that the store in another machine's memory answered; empty without a store.
 pub const REMOTE_TIMES: &str = "remote_read_times";
 
-/// The pool's sections: a line for those in a row that stand alike.
+/// The pool's sections: one line for adjacent sections in the same state.
 pub const SECTIONS: &str = "sections";
 
-/// Why a section was not brought where it should last be; empty if it was.
+/// The reason why the last change of a section failed; empty if it succeeded.
 pub const MEMORY_FAILURE: &str = "memory_error";
 
-/// All statistics, a line each with name and value, then the lines of both files of times, each
-/// after the file's name: for programs that read them often.
+/// All statistics in one file, for programs that read them often: a line each with name and value.
+/// The lines of both files of times follow, each after its file's name.
 pub const ALL: &str = "all";
 
 /// Name and meaning of every statistic, the engine's and the server's.
@@ -82,18 +82,18 @@ pub fn is_counted(name: &str) -> bool {
         || name.ends_with("_limit"))
 }
 
-/// True if a statistic is a quantile of times: those of several machines do not add up.
+/// True if a statistic is a quantile of times. Quantiles of several machines do not add up.
 pub fn is_quantile(name: &str) -> bool {
     name.starts_with("fault_ns") || name.starts_with("remote_read_ns")
 }
 
-/// An extra attribute: whether writeback runs. The engine switches it off when a write fails.
+/// An extra attribute: true while writeback runs. The engine clears it when a write fails.
 const WRITEBACK: &str = "writeback_enabled";
 
-/// Another: where each CPU stands.
+/// An extra attribute: the state of each CPU.
 const CPUS: &str = "cpus";
 
-/// Another: where each section of the pool stands.
+/// An extra attribute: the state of each section of the pool.
 pub const MEMORY: &str = "memory";
 
 /// Name, meaning and accepted values of every attribute.
@@ -128,7 +128,7 @@ pub fn cpu_states() -> impl Iterator<Item = (&'static str, StateDoc)> {
     uzswap_engine::cpu_states().into_iter().chain([team::STATE])
 }
 
-/// Runs of equal items, with the numbers of their first and last.
+/// Runs of alike items, with the numbers of their first and last items.
 fn runs<T>(all: &[T], is_alike: impl Fn(&T, &T) -> bool) -> impl Iterator<Item = (String, &[T])> {
     all.chunk_by(is_alike).scan(0, |first, run| {
         let (from, last) = (*first, *first + run.len() - 1);
@@ -137,7 +137,7 @@ fn runs<T>(all: &[T], is_alike: impl Fn(&T, &T) -> bool) -> impl Iterator<Item =
     })
 }
 
-/// Those in a row that stand at the same state together: `0-2 online, 3 offline`.
+/// Adjacent CPUs in the same state as one entry: `0-2 online, 3 offline`.
 fn show_states(states: &[&str]) -> String {
     let runs = runs(states, |state, next| state == next);
     runs.map(|(numbers, run)| format!("{numbers} {}", run[0])).collect::<Vec<_>>().join(", ")
@@ -151,7 +151,7 @@ pub fn section_states() -> impl Iterator<Item = (&'static str, &'static str, Str
     })
 }
 
-/// The kind of a file or folder. Its number is that of its inode.
+/// The kind of a file or folder. Its index is the number of the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Inode {
     Root,
@@ -226,14 +226,14 @@ fn place(mut names: impl Iterator<Item = &'static str>, wanted: &str) -> u64 {
     names.position(|name| name == wanted).unwrap_or(0) as u64
 }
 
-/// The mounted folder. Dropped, it is unmounted.
+/// The mounted folder. It is unmounted when this value is dropped.
 pub struct Control {
     session: Option<BackgroundSession>,
 }
 
 impl Control {
-    /// Mounts the control files of a cache over the folder at `path`. They are served by a thread
-    /// of their own, away from the requests' path.
+    /// Mounts the control files of a cache over the folder at `path`. A thread of its own serves
+    /// them, apart from the device's requests.
     pub fn mount(
         cache: Arc<Cache>,
         traffic: Arc<Traffic>,
@@ -262,16 +262,16 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
-            // An error: it is not mounted any more.
+            // An error: the folder is not mounted any more.
             let _ = session.umount_and_join();
         }
     }
 }
 
-/// Files may be looked up once: nothing ever comes or goes.
+/// The kernel may keep names for ever, since no file comes or goes.
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// A file that is to be written. That may take long: a section of memory is emptied first.
+/// A write that waits to be done. It may take long: a section of memory is emptied first.
 struct Change {
     name: &'static str,
     value: String,
@@ -288,8 +288,8 @@ impl Change {
     }
 }
 
-/// Answers the kernel: reads at once, writes one after the other in a thread of their own. So a
-/// read never waits for a change.
+/// Answers the kernel. Reads are answered at once, and a thread of their own does the writes one
+/// after the other. So a read never waits for a change.
 struct Served {
     files: Arc<Files>,
     changes: Sender<Change>,
@@ -311,7 +311,7 @@ impl Filesystem for Served {
         }
     }
 
-    /// A shell truncates before it writes. Nothing changes.
+    /// A shell truncates a file before it writes. Truncating changes nothing.
     fn setattr(
         &self,
         req: &Request,
@@ -338,7 +338,8 @@ impl Filesystem for Served {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Direct: contents change without the kernel knowing. And nobody who closes a file waits.
+        // Direct, since contents change without the kernel's knowledge. No flush, so that close
+        // does not wait.
         let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_NOFLUSH;
         reply.opened(FileHandle(0), flags);
     }
@@ -383,7 +384,7 @@ impl Filesystem for Served {
             return reply.error(Errno::EINVAL);
         };
         let (value, bytes) = (value.to_owned(), data.len() as u32);
-        // An error: the thread that makes changes has ended, as this process is about to.
+        // An error: the thread that makes changes has ended, since this process is ending.
         let _ = self.changes.send(Change { name, value, bytes, reply });
     }
 

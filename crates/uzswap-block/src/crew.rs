@@ -1,10 +1,10 @@
-//! Threads that do the long work for the threads that hold a queue of ublk.
+//! Threads that do the long work for the threads that serve queues of ublk.
 //!
-//! The kernel takes answers of a queue only from the one thread that fetches. A page on the
-//! backing, or a write of many pages, must not delay the faults behind it. So the thread of a queue
-//! puts the request on its [`Desk`], and a [`Job`] for each part of it into the crew's list. The
-//! thread that does the last part marks the desk, and wakes the queue's thread if it sleeps. The
-//! list's lock is taken for such jobs alone: a fault from the pool never meets it.
+//! The kernel takes answers of a queue only from the thread that fetches its requests. A page on
+//! the backing, or a write of many pages, must not delay the faults behind it. So the queue's
+//! thread puts the request on its [`Desk`], and a [`Job`] for each part into the crew's list. The
+//! crew's thread that does the last part marks the desk, and wakes the queue's thread if that
+//! sleeps. The list's lock is taken for such jobs alone: a fault from the pool never takes it.
 
 use crate::config::ServerConfig;
 use crate::disk::Disk;
@@ -22,25 +22,25 @@ use uzswap_sys::ublk::{Bell, Io, Operation};
 /// Pages of a write that one thread takes: some 40 µs of work, twice the cost of waking a thread.
 const PART_PAGES: usize = 8;
 
-/// Requests of a device that can be under way: their marks are bits of a word.
+/// Requests that may be under way in a device: their marks are bits of a word.
 pub(crate) const TAGS_MAX: usize = 64;
 
-/// Requests of one device that the crew has or had.
+/// The requests of a device that the crew works on or has finished.
 pub(crate) struct Desk {
-    /// Where the device begins on the disk.
+    /// The device's start on the disk.
     start: u64,
     places: Box<[TaggedIo]>,
-    /// By bit: all parts of the request are done.
+    /// A bit for each tag: all parts of its request are done.
     done: AtomicU64,
-    /// The queue's thread sleeps, or is about to.
+    /// True if the queue's thread sleeps, or is about to.
     is_asleep: AtomicBool,
     bell: Bell,
 }
 
-/// By tag.
+/// The request with a tag.
 #[derive(Default)]
 struct TaggedIo {
-    /// Several threads read the pages of a write; one fills the pages of a read.
+    /// Several threads may read the pages of a write; one thread fills the pages of a read.
     io: RwLock<Option<Io>>,
     parts_left: AtomicUsize,
     /// The result for the kernel: 0, or an error number.
@@ -48,7 +48,7 @@ struct TaggedIo {
 }
 
 impl Desk {
-    /// For a device with so many tags.
+    /// For a device with this number of tags.
     pub(crate) fn new(start: u64, tags: usize, bell: Bell) -> Self {
         assert!(tags <= TAGS_MAX);
         Self {
@@ -60,7 +60,7 @@ impl Desk {
         }
     }
 
-    /// Does a request of which no other thread has a part, and returns the result for the kernel.
+    /// Serves a request of which no other thread has a part. Returns the result for the kernel.
     pub(crate) fn serve(&self, io: &mut Io, disk: &dyn Disk, counts: &ThreadTraffic) -> i32 {
         let (began, offset) = (Instant::now(), self.start + io.offset);
         let outcome = match io.operation {
@@ -89,7 +89,7 @@ impl Desk {
         )
     }
 
-    /// True if that would take longer than handing it over; `pages_max` is for reads.
+    /// True if serving takes longer than handing over. `pages_max` is the limit for reads.
     pub(crate) fn takes_long(&self, io: &Io, disk: &dyn Disk, pages_max: usize) -> bool {
         match io.operation {
             Operation::Read => {
@@ -100,7 +100,7 @@ impl Desk {
         }
     }
 
-    /// A part of the request in a place: all of it, or some pages of a write.
+    /// Serves a job: a whole request, or some pages of a write.
     fn serve_part(&self, job: &Job, disk: &dyn Disk, counts: &ThreadTraffic) {
         let place = &self.places[job.tag];
         let errno = if job.bytes == 0 {
@@ -118,18 +118,19 @@ impl Desk {
         if errno != 0 {
             place.errno.store(errno, Relaxed);
         }
-        // The work happened before the mark, for a thread that sees the mark.
+        // Release: a thread that sees the mark also sees the work.
         if place.parts_left.fetch_sub(1, AcqRel) == 1 {
             self.done.fetch_or(1 << job.tag, SeqCst);
-            // Either the sleeper sees the mark, or this sees that it sleeps.
+            // Either the thread that goes to sleep sees the mark, or this thread sees that it
+            // sleeps.
             if self.is_asleep.swap(false, SeqCst) {
                 self.bell.ring();
             }
         }
     }
 
-    /// Takes back the requests that are done, each with its result for the kernel. The queue's
-    /// thread calls it.
+    /// Takes back the requests that are done, with their results for the kernel. Called by the
+    /// queue's thread.
     pub(crate) fn collect(&self, mut take: impl FnMut(Io, i32)) {
         let mut done = self.done.swap(0, SeqCst);
         while done != 0 {
@@ -140,7 +141,7 @@ impl Desk {
         }
     }
 
-    /// Calls `sleep` unless something is done already.
+    /// Calls `sleep`, unless a request is done already.
     pub(crate) fn sleep(&self, sleep: impl FnOnce()) {
         self.is_asleep.store(true, SeqCst);
         if self.done.load(SeqCst) == 0 {
@@ -156,26 +157,26 @@ fn part_bytes(bytes: usize, cpus: usize) -> usize {
     of_one.max(PART_PAGES * PAGE_BYTES)
 }
 
-/// A request on a desk, or a part of it.
+/// A request on a desk, or a part of one.
 struct Job {
     desk: Arc<Desk>,
     tag: usize,
     from: usize,
-    /// 0: all of it.
+    /// 0 for the whole request.
     bytes: usize,
 }
 
 struct JobQueue {
     jobs: VecDeque<Job>,
-    /// Threads that wait for one.
+    /// Threads that wait for a job.
     idle: usize,
-    /// Jobs that desks can have here at once: there is room for as many.
+    /// The most jobs that all desks can have here together; the list has room for them.
     room: usize,
     rota: Rota,
     is_closed: bool,
 }
 
-/// See the module.
+/// The threads' state: see the module.
 pub(crate) struct Crew {
     disk: Arc<dyn Disk>,
     traffic: Arc<Traffic>,
@@ -215,7 +216,7 @@ impl Crew {
         list.jobs.reserve(more);
     }
 
-    /// Hands a request over.
+    /// Hands a request over to the crew.
     pub(crate) fn take(&self, desk: &Arc<Desk>, io: Io) {
         let (tag, bytes) = (io.tag(), io.bytes as usize);
         let part = match io.operation {
@@ -239,7 +240,7 @@ impl Crew {
         (0..wakes).for_each(|_| self.bell.notify_one());
     }
 
-    /// There will be no more jobs.
+    /// Ends the crew: no more jobs will come.
     pub(crate) fn close(&self) {
         self.list().is_closed = true;
         self.bell.notify_all();

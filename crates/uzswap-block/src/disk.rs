@@ -3,14 +3,14 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
-/// The reason of a failed request, and the error for the kernel.
+/// Why a request failed, which decides the error for the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskError {
     /// Offset or length is not in whole pages, or beyond the end.
     Range,
-    /// The page cannot be taken: the kernel keeps it in memory.
+    /// The page cannot be stored. The kernel keeps it in memory.
     Full,
-    /// The page cannot be given back.
+    /// The page cannot be read back.
     Lost,
 }
 
@@ -22,13 +22,13 @@ pub trait Disk: Send + Sync {
     /// Reads pages. A page that was never written or was discarded reads as zeros.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError>;
 
-    /// Writes pages. On an error any part of them may have been taken.
+    /// Writes pages. After an error any of them may have been stored.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError>;
 
     /// Forgets pages.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DiskError>;
 
-    /// True if reading the page at `offset` would wait for a slower device.
+    /// True if reading the page at `offset` waits for a slower device.
     fn is_slow(&self, offset: u64) -> bool;
 }
 
@@ -46,7 +46,7 @@ pub struct CacheDisk {
 }
 
 impl CacheDisk {
-    /// Takes an area of `pages` pages; `None` when the cache's address space has no room for it.
+    /// Takes an area of `pages` pages; `None` if the cache's address space has no room for it.
     pub fn new(cache: Arc<Cache>, pages: u32) -> Option<Self> {
         let area = cache.add_area(pages)?;
         Some(Self { cache, area })
@@ -117,7 +117,7 @@ pub struct MemoryDisk {
 }
 
 impl MemoryDisk {
-    /// `bytes` of zeros.
+    /// A disk of `bytes` zeros.
     pub fn new(bytes: usize) -> Self {
         Self { pages: RwLock::new(vec![0; bytes]) }
     }
@@ -175,14 +175,14 @@ mod tests {
         CacheDisk::new(cache, PAGES).unwrap()
     }
 
-    /// The kernel reads the neighbours of a page that it needs, also those that were never written.
+    /// The kernel reads the neighbours of a page that it needs, written or not.
     #[test]
     fn reading_what_nobody_wrote_makes_nothing() {
         let disk = disk();
         disk.write(4096, &[7; 4096]).unwrap();
         let before: Vec<_> = STATISTICS.iter().map(|s| (s.name, s.value(&disk.cache))).collect();
         let mut out = vec![1; 8 * 4096];
-        // Around the page that there is, and where there has never been one.
+        // Around the written page, and where no page was ever written.
         for offset in [0, u64::from(PAGES) * 2048, (u64::from(PAGES) - 8) * 4096] {
             disk.read(offset, &mut out).unwrap();
             let has_page = offset == 0;

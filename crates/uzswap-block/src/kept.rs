@@ -1,8 +1,8 @@
 //! The parts of a server that outlive its process: the connections to the kernel, and the requests
-//! that were taken and not answered.
+//! that the server has taken and not answered.
 //!
-//! As long as somebody has a connection's descriptor, the kernel waits. A request that a thread has
-//! taken lies in the thread's buffer, in memory that stays, with a mark:
+//! The kernel waits as long as any process has a connection's descriptor. A thread takes a request
+//! into its buffer, which lies in memory that outlives the process, with a mark:
 //!
 //! | number of the request | outcome | |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | its number | none | taken: to be served, again if need be |
 //! | its number | known | served: to be answered with that, and not served again |
 //!
-//! A write that was answered may be followed by another one to the same page at once; so once it is
-//! about to be answered it is never done again. A second answer to a request has no effect: the
+//! After the answer to a write, another write to the same page may follow at once. So a write that
+//! is about to be answered is never done again. A second answer to a request has no effect: the
 //! kernel has forgotten the number by then.
 
 #![expect(
@@ -27,23 +27,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use uzswap_sys::shared::{Part, SharedMemory};
 use uzswap_sys::{fuse, map};
 
-/// See the module.
+/// The descriptors of these parts.
 #[derive(Debug)]
 pub struct KeptServer {
-    /// One for each thread.
+    /// A connection for each thread.
     connections: Vec<OwnedFd>,
     requests: OwnedFd,
 }
 
 impl KeptServer {
-    /// For a server of so many threads, which has not started yet. `requests` is an empty file from
-    /// [`uzswap_sys::shared`], whose pages are never swapped out if somebody is to go on with it.
+    /// For a server with this number of threads, which has not started yet. `requests` is an empty
+    /// file from [`uzswap_sys::shared`]. If another process is to take over, its pages must be
+    /// unswappable.
     pub fn new(threads: usize, requests: OwnedFd) -> io::Result<Self> {
         let connections = (0..threads).map(|_| fuse::open()).collect::<io::Result<_>>()?;
         Ok(Self { connections, requests })
     }
 
-    /// The same, by its descriptors.
+    /// The same, from descriptors.
     pub fn of(connections: Vec<OwnedFd>, requests: OwnedFd) -> Self {
         Self { connections, requests }
     }
@@ -53,28 +54,28 @@ impl KeptServer {
         self.connections.iter().map(AsFd::as_fd)
     }
 
-    /// The file that requests are in.
+    /// The file with the requests.
     pub fn requests(&self) -> BorrowedFd<'_> {
         self.requests.as_fd()
     }
 
-    /// The connections, whether a server has used them, and a buffer of `bytes`, whole pages, for
-    /// each.
+    /// The connections, the mark that they have been used, and a buffer of `bytes`, whole pages,
+    /// for each.
     pub(crate) fn open(
         self,
         bytes: usize,
     ) -> io::Result<(Vec<OwnedFd>, Greeted, Vec<RequestBuffer>)> {
         let count = self.connections.len();
         let memory = SharedMemory::map(self.requests, count * bytes + map::PAGE_BYTES)?;
-        // SAFETY: of the processes that have the file one serves at a time: the next is started
-        // when the one before is gone, and others have the descriptor only. It is mapped here once.
+        // SAFETY: one process maps the file at a time: the next server is started when the last is
+        // gone, and other processes have only the descriptor. It is mapped here once.
         let mut parts = unsafe { memory.into_parts(bytes) }?;
         let greeted = parts.pop().map(Greeted).ok_or(io::ErrorKind::InvalidInput)?;
         Ok((self.connections, greeted, parts.into_iter().map(RequestBuffer).collect()))
     }
 }
 
-/// True if the kernel's first request was answered.
+/// A mark that the kernel's first request was answered.
 pub(crate) struct Greeted(Part);
 
 impl Greeted {
@@ -87,33 +88,33 @@ impl Greeted {
     }
 }
 
-/// The memory of a thread's requests.
+/// The memory of a request that a thread has taken.
 pub(crate) struct RequestBuffer(Part);
 
-/// Marks an outcome in the place of a number of a file, of which there is one, with number 1.
+/// Marks an outcome, which is stored in place of the file's number: there is one file, number 1.
 const KNOWN: u64 = 1 << 63;
 
 const _: () = assert!(map::PAGE_BYTES > crate::protocol::WRITE_OVERHEAD);
 
 impl RequestBuffer {
-    /// No request is in it.
+    /// Notes that there is no request in it.
     pub(crate) fn clear(&mut self) {
         self.0.set_word(UNIQUE_AT, 0);
     }
 
-    /// The request in it was served.
+    /// Notes that its request was served.
     pub(crate) fn set_outcome(&mut self, outcome: Result<(), DiskError>) {
         let errno = outcome.err().map_or(0, request::errno);
         self.0.set_word(OUTCOME_AT, KNOWN | errno as u64);
     }
 
-    /// The outcome of the request in it, as an error number or 0, if it was served.
+    /// The outcome of its request if that was served: an error number or 0.
     pub(crate) fn outcome(&self) -> Option<i32> {
         let word = self.0.word(OUTCOME_AT);
         (word & KNOWN != 0).then_some((word & !KNOWN) as i32)
     }
 
-    /// True if a request is in it.
+    /// True if it has a request.
     pub(crate) fn has_request(&self) -> bool {
         self.0.word(UNIQUE_AT) != 0
     }
@@ -136,7 +137,7 @@ mod tests {
     fn a_buffer_says_what_became_of_the_request_in_it() {
         let file = uzswap_sys::shared::create("uzswap-test").unwrap();
         let memory = SharedMemory::map(file, 2 * map::PAGE_BYTES).unwrap();
-        // SAFETY: nobody else has the file.
+        // SAFETY: no other process has the file.
         let mut parts = unsafe { memory.into_parts(map::PAGE_BYTES) }.unwrap();
         let mut buffer = RequestBuffer(parts.pop().unwrap());
         assert!(!buffer.has_request());

@@ -4,13 +4,13 @@
 //! kernel swap → loop device (direct I/O) → FUSE file → server ─┬→ [disk] → the engine's cache
 //! kernel swap → ublk device → crew ────────────────────────────┘
 //! ```
-//! Writes of pages are stores, reads are loads, discards are invalidates. The kernel reads a slot
-//! again when it likes, so nothing is dropped on a read. Beside the file lie control files
-//! ([control]): attributes and statistics, one value a file, as in the kernel's own sysfs.
+//! Writes of pages are stores, reads are loads, discards are invalidates. The kernel may read a
+//! slot several times, so a read drops nothing. Beside the file there are control files
+//! ([control]): attributes and statistics, one value a file, as in sysfs.
 //!
-//! The server's threads are on the path by which the kernel frees memory: they allocate nothing,
-//! and all memory they touch is locked. Policy is the engine's; processes, cgroups and reports are
-//! the binary's.
+//! The server's threads are on the path by which the kernel frees memory. So they allocate nothing,
+//! and all their memory is locked. Policy is the engine's; processes, cgroups and reports are the
+//! binary's.
 //!
 //! [disk]: Disk
 //! [control]: control

@@ -9,26 +9,27 @@ use uzswap_sys::cpu::{self, CpuSet};
 use uzswap_sys::node::Nodes;
 use uzswap_sys::{pressure, process};
 
-/// How often to look without being called.
+/// How often to look for work without a call.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often to look how much memory there is: which control group is ours takes a walk over the
-/// mounts, of which there may be thousands.
+/// How often to read how much memory there is. To find our control group, every mount is read, and
+/// there may be thousands.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The machine is short of memory when less than this share of it is available,
 const SHORT_DIVISOR: u64 = 50;
-/// or less than this one and programs stand still for want of memory, so long in a hundred. Alone
-/// that says nothing: a program in a group with a limit stands still for its own pages, which this
+/// or less than this share, and programs stand still for want of memory for this percentage of
+/// time. The percentage alone does not tell: a program in a group with a limit stands still for its
+/// own pages, which this very pool holds.
 /// very pool holds.
 const SCARCE_DIVISOR: u64 = 10;
 const STANDS_STILL_PERCENT: f64 = 10.0;
 
-/// How much to give back at a time when it is, bytes.
+/// How much to give back at a time, bytes.
 const SHRINK_BYTES: usize = 16 << 20;
 
-/// Runs [`Cache::maintain`] whenever there is something to do, until dropped; and on a machine with
-/// several nodes [`Cache::maintain_node`], by a thread for each that has processors.
+/// Runs [`Cache::maintain`] whenever there is work, until dropped. On a machine with several nodes,
+/// runs [`Cache::maintain_node`] in a thread for each node with processors.
 pub struct Maintainer {
     cache: Arc<Cache>,
     stop: Arc<AtomicBool>,
@@ -36,8 +37,8 @@ pub struct Maintainer {
 }
 
 impl Maintainer {
-    /// Starts the threads. A page that is stored before they have begun waits for them. A daemon
-    /// that replaces another one gets pages at once, while its threads may wait for a CPU.
+    /// Starts the threads. A store before they have begun waits for them: a daemon that replaces
+    /// another one gets pages at once, while its threads may still wait for a CPU.
     pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
         cache.wait_for_work(Duration::ZERO);
         let stop = Arc::new(AtomicBool::new(false));
@@ -60,8 +61,9 @@ impl Maintainer {
         let (cache, stop) = (self.cache.clone(), self.stop.clone());
         let thread = std::thread::Builder::new().name(name).stack_size(256 << 10);
         let thread = thread.spawn(move || {
-            // The threads that store run before ordinary ones, and wait for us when memory runs
-            // short. Not permitted in a container without CAP_SYS_NICE: then they do not either.
+            // The threads that store have priority over ordinary threads, and wait for this one
+            // when memory runs short. An error: a container without CAP_SYS_NICE, where none has
+            // priority.
             let _ = process::raise_priority();
             body(&cache, &stop);
         })?;
@@ -71,12 +73,12 @@ impl Maintainer {
 }
 
 fn keep_node(node: usize, cache: &Cache, stop: &AtomicBool) {
-    // A processor that is near fills its memory with zeros. Where none of them may be used, or they
-    // go, another one does it.
+    // A processor of the node is to fill the node's memory with zeros. If the node has no processor
+    // that we may use, another one does it.
     let _ = Nodes::of_machine().run_on(node);
     while !stop.load(Relaxed) {
         cache.wait_for_work_on(node, INTERVAL);
-        // As below.
+        // An error: see below.
         let _ = cache.maintain_node(node);
     }
 }
@@ -86,7 +88,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
     let (mut idle_at, mut memory_at) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Relaxed) {
         cache.wait_for_work(INTERVAL);
-        // No memory for the reserve: stores write back or are rejected, and it is tried again.
+        // An error: no memory for the reserve. Stores write back or are rejected until the next try
+        // succeeds.
         let _ = cache.maintain();
         let shrinks = cache.attribute("shrinker_enabled").is_some_and(|value| value == "Y");
         if shrinks && is_short_of_memory() {
@@ -94,25 +97,25 @@ fn run(cache: &Cache, stop: &AtomicBool) {
         }
         let now = start.elapsed();
         if now - idle_at >= INTERVAL {
-            // The CPUs that are online, in our cpuset and in our affinity. No source tells more,
-            // and in a container, without uevents, none tells it sooner. An error: there is no
-            // memory for a CPU's resources. It does without, and is tried again.
+            // The CPUs that are online, in our cpuset and in our affinity. This source has them
+            // all, and in a container, without uevents, no source is faster. An error: no memory
+            // for a CPU's resources. The CPU does without them until the next try.
             let _ = cache.follow_cpus(&CpuSet::of_caller());
             if now - memory_at >= MEMORY_INTERVAL {
                 memory_at = now;
                 follow_memory(cache);
             }
             cache.idle(now);
-            // From its end, so that its own time is a share of the interval.
+            // After `idle`, so that its own time counts as a part of the interval.
             idle_at = start.elapsed();
         }
     }
 }
 
 fn follow_memory(cache: &Cache) {
-    // Not known: it stays as it was.
+    // An error: the limit stays as it was.
     let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
-    // A page in use, or no room: it is tried again.
+    // An error: a page is in use, or there is no room. The next call tries again.
     let _ = cache.follow_nodes();
 }
 
@@ -139,7 +142,7 @@ mod tests {
     use uzswap_engine::testing::{Content, page_of};
     use uzswap_engine::{Config, Store};
 
-    /// Threads that maintain, by their names.
+    /// The names of the maintaining threads.
     fn threads() -> Vec<String> {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let name = |task: std::io::Result<std::fs::DirEntry>| {
@@ -164,7 +167,7 @@ mod tests {
         Cache::with_nodes(config, Box::new(NoBacking), nodes).unwrap()
     }
 
-    /// Tests look at the threads of the process.
+    /// Held by tests, which look at the threads of the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]

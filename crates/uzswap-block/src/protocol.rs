@@ -1,4 +1,4 @@
-//! As much of the FUSE protocol as one regular file needs.
+//! The part of the FUSE protocol that one regular file needs.
 //!
 //! Layouts are those of include/uapi/linux/fuse.h, version 7.31; every field is in the machine's
 //! byte order. A request is a header of 40 bytes and arguments; a reply a header of 16 and results.
@@ -9,10 +9,10 @@ const REQUEST_HEADER: usize = 40;
 const REPLY_HEADER: usize = 16;
 /// Bytes before the data of a write.
 pub(crate) const WRITE_OVERHEAD: usize = REQUEST_HEADER + 40;
-/// Where a request's number is, and where that of the file that it is for, of which there is one.
+/// The offsets of a request's number, and of the file's number. There is one file.
 pub(crate) const UNIQUE_AT: usize = 8;
 pub(crate) const OUTCOME_AT: usize = 16;
-/// Longest reply but for the data of a read.
+/// Longest reply, without the data of a read.
 const REPLY_BYTES_MAX: usize = 128;
 
 const VERSION: (u32, u32) = (7, 31);
@@ -33,18 +33,18 @@ pub(crate) mod opcode {
     pub const FALLOCATE: u32 = 43;
 }
 
-/// Direct I/O requests may be under way several at a time.
+/// Several direct I/O requests may be under way.
 const INIT_ASYNC_DIO: u32 = 1 << 15;
 /// Writes of more than a page.
 const INIT_BIG_WRITES: u32 = 1 << 5;
-/// `max_pages` is given.
+/// The reply to INIT has `max_pages`.
 const INIT_MAX_PAGES: u32 = 1 << 22;
-/// Past the page cache.
+/// I/O bypasses the page cache.
 const OPEN_DIRECT_IO: u32 = 1;
-/// Writes do not wait for each other.
+/// Writes need not wait for each other.
 const OPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 /// The kernel sends no FLUSH when a descriptor is closed (Linux 5.16). A process cannot die before
-/// that request is answered, however it is killed.
+/// FLUSH is answered, even when it is killed.
 const OPEN_NO_FLUSH: u32 = 1 << 5;
 
 /// The kind of request.
@@ -68,15 +68,15 @@ pub(crate) enum Ask {
         offset: u64,
         bytes: u64,
     },
-    /// Release, sync: nothing to do but say so.
+    /// Release, sync: answered, and nothing else is done.
     Nothing,
-    /// A descriptor was closed. Refused: then the kernel never asks again (before Linux 5.16).
+    /// A descriptor was closed. The refusal stops further FLUSH requests (before Linux 5.16).
     Flush,
-    /// Expects no reply.
+    /// The kernel expects no reply.
     Silent,
     /// The file system is gone.
     Destroy,
-    /// Not for a file like this one.
+    /// A request that does not apply to a file like this one.
     Unknown,
 }
 
@@ -96,7 +96,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Request {
-    /// Reads a request as it came from the device; `None` when it is cut short.
+    /// Parses a request from the device; `None` if it is cut short.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let arguments = bytes.get(REQUEST_HEADER..)?;
         let ask = match u32_at(bytes, 4)? {
@@ -124,8 +124,7 @@ impl Request {
     }
 }
 
-/// A hole to punch, or zeros to write, which is the same to us. Anything else would change the
-/// size.
+/// A hole to punch, or zeros to write, which is the same here. Other modes would change the size.
 fn discard(arguments: &[u8]) -> Option<Ask> {
     let mode = u32_at(arguments, 24)?;
     let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
@@ -138,7 +137,7 @@ fn discard(arguments: &[u8]) -> Option<Ask> {
     })
 }
 
-/// A reply being put together, without the data of a read.
+/// A reply in the making, without the data of a read.
 pub(crate) struct Reply {
     bytes: [u8; REPLY_BYTES_MAX],
     len: usize,
@@ -152,7 +151,7 @@ impl Reply {
         reply
     }
 
-    /// A failure; `errno` as in errno.h, positive.
+    /// A failure; `errno` is positive, as in errno.h.
     pub(crate) fn error(unique: u64, errno: i32) -> Self {
         let mut reply = Self::ok(unique);
         reply.bytes[4..8].copy_from_slice(&(-errno).to_ne_bytes());
@@ -164,7 +163,7 @@ impl Reply {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The answer to `Init`: the offers of the kernel that are taken.
+    /// The answer to `Init`: accepts some of the kernel's offers.
     pub(crate) fn init(unique: u64, minor: u32, flags: u32, request_bytes_max: usize) -> Self {
         let mut reply = Self::ok(unique);
         let flags = flags & (INIT_ASYNC_DIO | INIT_BIG_WRITES | INIT_MAX_PAGES);
@@ -172,7 +171,7 @@ impl Reply {
         reply.put(0, &VERSION.0.to_ne_bytes());
         reply.put(4, &VERSION.1.min(minor).to_ne_bytes());
         reply.put(12, &flags.to_ne_bytes());
-        // Requests under way; the kernel holds the rest back. A loop device sends up to 128.
+        // The most requests under way; the kernel holds others back. A loop device sends up to 128.
         reply.put(16, &128u16.to_ne_bytes());
         reply.put(18, &96u16.to_ne_bytes());
         reply.put(20, &(request_bytes_max as u32).to_ne_bytes());
@@ -185,7 +184,7 @@ impl Reply {
     /// The answer to `GetAttributes`: a regular file of `bytes` bytes.
     pub(crate) fn attributes(unique: u64, bytes: u64) -> Self {
         let mut reply = Self::ok(unique);
-        // Valid for a day, in seconds: nothing about the file ever changes.
+        // Valid for a day, in seconds: no attribute of the file ever changes.
         reply.put(0, &86_400u64.to_ne_bytes());
         let attributes = 16;
         reply.put(attributes, &1u64.to_ne_bytes());
@@ -215,7 +214,7 @@ impl Reply {
         reply
     }
 
-    /// The bytes to send before `data` bytes of a read.
+    /// The bytes that go before `data` bytes of a read.
     pub(crate) fn finish(&mut self, data: usize) -> &[u8] {
         let total = (self.len + data) as u32;
         self.bytes[0..4].copy_from_slice(&total.to_ne_bytes());
@@ -269,7 +268,7 @@ mod tests {
         assert_eq!(fallocate(0), Ask::Unknown);
     }
 
-    /// A process that is killed with the file open would wait for its own answer.
+    /// A killed process with the file open would wait for its own answer.
     #[test]
     fn who_closes_the_file_waits_for_no_answer() {
         let mut opened = Reply::opened(9);

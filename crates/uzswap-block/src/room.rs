@@ -1,20 +1,20 @@
-//! How much more pages the cache can take.
+//! How many more pages the cache can take.
 
 use crate::traffic::Traffic;
 use serde::{Deserialize, Serialize};
 use uzswap_engine::Cache;
 
-/// Parts of pool and backing that are not counted as room.
+/// The parts of pool and backing that do not count as room.
 const POOL_RESERVE_DIVISOR: u64 = 32;
 const BACKING_RESERVE_DIVISOR: u64 = 16;
 const BACKING_RESERVE_BYTES: u64 = 1 << 20;
 
-/// The room that a cache has at a moment.
+/// The room of a cache at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Bytes that could still be stored in pool and backing, whatever they are.
+    /// Bytes of pages that fit into pool and backing, even incompressible ones.
     pub bytes: u64,
-    /// Requests that were answered with an error, since the daemon began.
+    /// Requests that were answered with an error, since the daemon's start.
     pub errors: u64,
 }
 

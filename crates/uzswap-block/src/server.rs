@@ -1,17 +1,17 @@
 //! The threads that answer the kernel.
 //!
 //! A fault waits for three wake-ups: the loop device's worker, one of these threads, and the
-//! faulting task. Ours is the one that can be saved. Some threads *watch* the queue. The last of
-//! them to find it empty polls for a while before it sleeps; the others park. So no request wakes a
-//! thread that then finds the request gone. Measured on two idle virtual CPUs, with memory behind
-//! the device: p50 of a random fault is 48 µs with two threads that sleep. It is 43 µs with two
-//! that poll, and 24 µs with one. It yields its CPU at each look, because the loop device's worker
-//! may be waiting for that CPU. (p90 of a fault is 42 µs, and 76 with a spin; a build with 12 jobs
-//! takes 5 s instead of 7.)
+//! faulting task. Only the wake-up of our thread can be saved. Some threads *watch* the queue. When
+//! they find it empty, the last of them polls for a while before it sleeps, and the others park. So
+//! no request wakes a thread that then finds the request gone. Measured on two idle virtual CPUs,
+//! with memory behind the device: p50 of a random fault is 48 µs with two threads that sleep. It is
+//! 43 µs with two that poll, and 24 µs with one that polls. A polling thread yields its CPU at each
+//! look, because the loop device's worker may be waiting for that CPU. (p90 of a fault is 42 µs,
+//! and 76 with a spin; a build with 12 jobs takes 5 s instead of 7.)
 //!
-//! A thread watches while it serves requests of microseconds. Before anything longer — several
-//! pages, or a page on the backing — it makes sure that another one watches. A thread that never
-//! finds the queue empty calls for another as well. Parked threads help with large writes.
+//! A thread watches while it serves requests of microseconds. Before longer work — several pages,
+//! or a page on the backing — it makes sure that another thread watches. A thread that never finds
+//! the queue empty calls for another watcher as well. Parked threads help with large writes.
 
 use crate::batch::{BATCH_PAGES_MIN, Batch};
 use crate::config::ServerConfig;
@@ -34,11 +34,11 @@ use std::time::Instant;
 use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::fuse;
 
-/// Longest request, bytes of data: the kernel writes a swap cluster of 64 pages at most at a time
-/// into one bio chain that a loop device splits here.
+/// Longest request, bytes of data. The kernel writes a swap cluster of at most 64 pages into one
+/// bio chain at a time, which a loop device splits here.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
 
-/// Where the data of a read goes: behind the request, which stays until it is answered.
+/// The offset of a read's data: behind the request, which stays until it is answered.
 const DATA_AT: usize = PAGE_BYTES;
 
 /// Bytes of a thread's buffer.
@@ -46,10 +46,10 @@ const BUFFER_BYTES: usize = DATA_AT + REQUEST_BYTES_MAX;
 
 const _: () = assert!(WRITE_OVERHEAD <= DATA_AT);
 
-/// Pages that a thread serves while it watches; more take longer than a wake-up.
+/// Pages that a watching thread serves itself: more take longer than a wake-up.
 const SHORT_PAGES: usize = 4;
 
-/// Requests in a row without finding the queue empty, after which a watcher calls for another.
+/// After so many requests without an empty queue, a watcher calls for another.
 const BUSY_STREAK: u32 = 8;
 
 /// The state that the server's threads share.
@@ -58,18 +58,17 @@ pub(crate) struct ServerState {
     watch: Watch,
     config: ServerConfig,
     traffic: Arc<Traffic>,
-    /// For each thread, as the desks are.
+    /// A connection and a desk for each thread.
     connections: Box<[OwnedFd]>,
     desks: Box<[Desk]>,
 }
 
-/// Where a thread works. Only helpers with its batch come to another's.
+/// The place of a thread's work. Other threads come to it only to help with its batch.
 struct Desk {
     /// The request, and the data of the reply.
     buffer: RwLock<RequestBuffer>,
     batch: Batch,
-    /// The requests that the process before left here are answered before a thread takes a request
-    /// here.
+    /// Requests that the last process left here are answered before a thread takes a request here.
     answered_left: Once,
 }
 
@@ -92,17 +91,17 @@ impl ServerState {
     }
 }
 
-/// A FUSE file in service. Dropped, it is unmounted and its threads end.
+/// A FUSE file in service. Dropping it unmounts the file and ends its threads.
 pub struct Server {
     team: Arc<Team<ServerState>>,
     path: std::path::PathBuf,
 }
 
 impl Server {
-    /// Mounts `disk` over the file at `path` and starts the threads that are always there; with
-    /// those for CPUs there are as many as connections. They count in `traffic`, made for as many.
-    /// Where another server has used the connections and is gone, this one goes on: it is mounted
-    /// already.
+    /// Mounts `disk` over the file at `path` and starts the threads that are always there. With
+    /// those for CPUs there are as many threads as connections, and `traffic` must have as many
+    /// counts. If the connections were used by another server that is gone, the file is mounted
+    /// already and this server goes on.
     pub fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
@@ -132,7 +131,7 @@ impl Server {
         Ok(Self { team, path: path.to_owned() })
     }
 
-    /// A CPU's part of the server.
+    /// The part of each CPU in the server.
     pub(crate) fn cpu_state(&self) -> CpuState {
         self.team.cpu_state()
     }
@@ -148,7 +147,7 @@ fn begin(connections: &[OwnedFd], path: &Path) -> io::Result<()> {
     others.iter().try_for_each(|other| fuse::join(other, connection))
 }
 
-/// Answers the kernel's first request, before which it takes no clone.
+/// Answers the kernel's first request. Before that the kernel accepts no clone.
 fn greet(connection: &OwnedFd) -> io::Result<()> {
     let mut buffer = vec![0; 16 << 10];
     let bytes = rustix::io::read(connection, &mut buffer)?;
@@ -162,18 +161,18 @@ fn greet(connection: &OwnedFd) -> io::Result<()> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The connection ends with the mount, and with it the threads. An error: it is not mounted
-        // any more.
+        // Unmounting ends the connection, and so the threads. An error: the file is not mounted any
+        // more.
         let _ = fuse::unmount(&self.path);
         self.team.work.watch.close();
     }
 }
 
-/// One thread's part.
+/// The state of one thread.
 struct Worker {
     number: usize,
     shared: Arc<ServerState>,
-    /// Requests in a row that were there at the first look.
+    /// Requests in a row that the first look found.
     streak: u32,
     poll: Poll,
 }
@@ -192,7 +191,7 @@ impl Work for ServerState {
     fn run(self: Arc<Self>, number: usize) {
         self.config.prepare_thread();
         Worker::new(number, self.clone()).answer_left_once();
-        // Those that come with CPUs may never come again, and may have left something too.
+        // The threads that come with CPUs may never come again, and may have left requests too.
         let others = (number..self.desks.len()).step_by(self.config.threads_always()).skip(1);
         others.for_each(|other| Worker::new(other, self.clone()).answer_left_once());
         Worker::new(number, self).run();
@@ -210,7 +209,7 @@ impl Worker {
     }
 
     fn run(mut self) {
-        // The first that comes watches; the others wait to be called.
+        // The first thread watches. The others wait for a call.
         self.shared.watch.come_back();
         if self.park() == Parking::Left {
             return;
@@ -223,7 +222,7 @@ impl Worker {
             };
             let began = Instant::now();
             let Some(request) = Request::parse(&self.desk().buffer().bytes()[..bytes]) else {
-                continue; // The kernel does not send such; it could not be answered either.
+                continue; // The kernel sends no such request, and it cannot be answered.
             };
             if request.ask == Ask::Destroy {
                 break;
@@ -237,17 +236,17 @@ impl Worker {
                 self.shared.watch.come_back();
             }
         }
-        // The device is gone for all of them.
+        // The device is gone for all threads.
         self.shared.watch.close();
     }
 
-    /// Answers the requests that the process before left at this desk, once. Other threads that
-    /// come here wait for that: a request that is taken overwrites the one before.
+    /// Answers the requests that the last process left at this desk, once. Other threads at the
+    /// desk wait for that, since the next request overwrites the buffer.
     fn answer_left_once(&self) {
         self.desk().answered_left.call_once(|| self.answer_left());
     }
 
-    /// Serves the request that the thread before has taken and not answered, or answers it.
+    /// Answers the request in the buffer. Serves it first if it has no outcome.
     fn answer_left(&self) {
         let buffer = self.desk().buffer();
         let request = buffer.has_request().then(|| Request::parse(buffer.bytes())).flatten();
@@ -280,7 +279,7 @@ impl Worker {
         })
     }
 
-    /// Takes the next request, polling, parking or sleeping meanwhile.
+    /// Takes the next request. Polls, parks or sleeps until it comes.
     fn receive(&mut self) -> Received {
         let mut waited = false;
         self.poll.begin();
@@ -292,7 +291,7 @@ impl Worker {
                     return Received::Bytes(bytes);
                 }
                 Err(Errno::AGAIN) => {}
-                // Interrupted, or the request was aborted before we took it.
+                // Interrupted, or the request was aborted before it was taken.
                 Err(Errno::INTR | Errno::NOENT) => continue,
                 Err(_) => return Received::Gone,
             }
@@ -304,14 +303,14 @@ impl Worker {
                 Parking::Refused => {
                     let connection = self.connection().as_fd();
                     let mut wait = [PollFd::from_borrowed_fd(connection, PollFlags::IN)];
-                    // Any error shows in the read that follows.
+                    // An error shows in the next read.
                     let _ = rustix::event::poll(&mut wait, None);
                 }
             }
         }
     }
 
-    /// Calls for another watcher when this one keeps finding requests without waiting.
+    /// Calls for another watcher if this one keeps finding requests without waiting.
     fn call_if_busy(&mut self, waited: bool) {
         self.streak = if waited { 0 } else { self.streak + 1 };
         let watch = &self.shared.watch;
@@ -365,13 +364,13 @@ impl Worker {
         self.desk().buffer().clear();
     }
 
-    /// Notes the outcome of a request that must not be repeated once it is answered.
+    /// Notes the outcome of a request that must not be repeated after its answer.
     fn done(&self, outcome: Result<(), DiskError>) -> Result<(), DiskError> {
         self.desk().buffer().set_outcome(outcome);
         outcome
     }
 
-    /// Writes the pages of the buffer, alone or with the help of parked threads.
+    /// Writes the buffer's pages, alone or with the help of parked threads.
     fn write(&self, offset: u64, bytes: usize) -> Result<(), DiskError> {
         let ServerState { watch, .. } = &*self.shared;
         let batch = &self.desk().batch;
@@ -415,7 +414,7 @@ mod tests {
 
     const CPUS: usize = 2;
 
-    /// A slow disk, as the cache is while it waits for room.
+    /// A slow disk, like a cache that waits for room.
     struct Slow;
 
     impl Disk for Slow {

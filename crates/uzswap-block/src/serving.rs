@@ -1,4 +1,4 @@
-//! Starts a transport of either kind, and undoes the remains of one.
+//! Starts a transport of either kind, and removes the remains of one.
 
 use crate::config::ServerConfig;
 use crate::device::AttachError;
@@ -15,9 +15,9 @@ use std::sync::Arc;
 use uzswap_engine::CpuState;
 use uzswap_sys::{loopdev, shared};
 
-/// Starts serving `disk`. `file` is where a transport that needs a file has one, which is there.
-/// With `kept` (FUSE) or `before` (ublk) the service can be gone on with by another process when
-/// this one is killed; `before` are the devices of the one that was.
+/// Starts serving `disk`. `file` is an existing file, for a transport that needs one. With `kept`
+/// (FUSE) or `before` (ublk), another process can take over when this one is killed. `before` has
+/// the devices of the last server.
 pub fn start(
     kind: TransportKind,
     disk: Arc<dyn Disk>,
@@ -40,8 +40,7 @@ pub fn start(
     }
 }
 
-/// Detaches a device of a transport whose process can no longer do it. Not an error: it is gone
-/// already.
+/// Detaches a device whose process cannot do so any more. A device that is gone is no error.
 pub fn detach(kind: TransportKind, device: &Path) -> io::Result<()> {
     match kind {
         TransportKind::Fuse => match loopdev::detach(device) {
@@ -52,8 +51,7 @@ pub fn detach(kind: TransportKind, device: &Path) -> io::Result<()> {
     }
 }
 
-/// True if a device is ours, and not another one of that name: its file is in `folder`, or it has
-/// our mark.
+/// True if a device is ours, not another of that name: its file is in `folder`, or it has our mark.
 pub fn is_ours(kind: TransportKind, device: &Path, folder: &Path) -> bool {
     match kind {
         TransportKind::Fuse => {
@@ -63,8 +61,8 @@ pub fn is_ours(kind: TransportKind, device: &Path, folder: &Path) -> bool {
     }
 }
 
-/// Answers with errors for devices whose process was killed, while they are switched off. `None`
-/// where the kernel does that itself. Only ublk's requests stay until then, and their threads wait.
+/// For devices whose process was killed: answers requests with errors while they are switched off.
+/// `None` if the kernel does so itself. Only ublk keeps the requests, and their threads wait.
 pub fn stand_in(
     kind: TransportKind,
     devices: &[PathBuf],
@@ -75,7 +73,7 @@ pub fn stand_in(
     }
 }
 
-/// A file that we serve. Others make loop devices over it.
+/// A file that we serve. Another process makes loop devices over it.
 struct OverFuse {
     server: Server,
     file: PathBuf,
@@ -90,7 +88,7 @@ impl Transport for OverFuse {
         Ok(Offer::File(self.file.clone()))
     }
 
-    /// A loop device goes with the process that has made it.
+    /// A loop device goes with the process that made it.
     fn release_unused(&mut self) {}
 
     fn cpu_state(&self) -> CpuState {

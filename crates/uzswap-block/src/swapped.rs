@@ -1,4 +1,4 @@
-//! The amount that the kernel has swapped to our devices, by its own account.
+//! How much the kernel has swapped to our devices, by the kernel's own count.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ pub struct Swapped {
     devices: Mutex<Vec<PathBuf>>,
 }
 
-/// Of all of them together.
+/// The sums of all devices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InUse {
-    /// How many are areas now.
+    /// Devices that are swap areas now.
     pub areas: u64,
     /// Bytes of the areas.
     pub bytes: u64,
@@ -23,24 +23,24 @@ pub struct InUse {
 }
 
 impl Swapped {
-    /// It may swap to these.
+    /// Sets the devices that the kernel may swap to.
     pub fn set(&self, devices: Vec<PathBuf>) {
         *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = devices;
     }
 
-    /// True if the kernel lists one of them as a swap area. It does until the last page is read
-    /// back. Errors: it does not say, so it may.
+    /// True if the kernel lists one of them as a swap area. It lists an area until its last page is
+    /// read back. Error: the list cannot be read, so an area may be on.
     pub fn is_listed(&self) -> io::Result<bool> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(swap::areas()?.iter().any(|area| devices.contains(&area.path)))
     }
 
-    /// Them.
+    /// These devices.
     pub fn devices(&self) -> Vec<PathBuf> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How they are used now; nothing where the kernel does not say.
+    /// Their use now; zeros if the kernel's list cannot be read.
     pub fn in_use(&self) -> InUse {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let areas = swap::areas().unwrap_or_default();

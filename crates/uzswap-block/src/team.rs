@@ -1,7 +1,7 @@
 //! The threads of a server: some that are always there, and some for each CPU that is up.
 //!
-//! Threads have numbers, which belong to the connections and buffers that they serve from. A thread
-//! that is one too many ends when it next has nothing to do; nobody waits for that.
+//! A thread's number is that of its connection and buffer. A surplus thread ends when it next has
+//! nothing to do; no thread waits for that.
 
 use crate::config::{STACK_BYTES, ServerConfig};
 use std::io;
@@ -12,29 +12,29 @@ use uzswap_engine::{CpuState, StateDoc};
 
 /// The work of a team's threads.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// Where threads are that have nothing to do.
+    /// The place of idle threads.
     type Rest: Rest;
 
-    /// One thread's part, until there is nothing more to do for anyone, or its number has left.
+    /// Works as thread `number`, until no work will come or the thread has left.
     fn run(self: Arc<Self>, number: usize);
 
-    /// See [`Self::Rest`].
+    /// The place of idle threads.
     fn rest(&self) -> &Self::Rest;
 }
 
-/// Where threads are that have nothing to do.
+/// The place of idle threads.
 pub(crate) trait Rest {
-    /// How many CPUs they serve on.
+    /// The CPUs that they serve on.
     fn cpus(&self) -> &CpuCount;
 
-    /// The members that are there. Every idle thread may look at it.
+    /// Accesses the rota. Every idle thread may look at it.
     fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T;
 
-    /// Wakes a thread that has nothing to do, if there is one, so that it looks at the rota.
+    /// Wakes an idle thread, if there is one, to look at the rota.
     fn wake_one(&self);
 }
 
-/// CPUs that are up.
+/// The number of CPUs that are up.
 #[derive(Default)]
 pub(crate) struct CpuCount(AtomicUsize);
 
@@ -52,42 +52,42 @@ impl CpuCount {
     }
 }
 
-/// Which threads are there.
+/// Decides which threads are there.
 pub(crate) struct Rota {
-    /// Threads that are too many, and are to leave.
+    /// Surplus threads, which are to leave.
     leaving: usize,
-    /// Numbers that no thread has.
+    /// Numbers without a thread.
     away: Vec<usize>,
-    /// Threads that are wanted, and for which there is no number.
+    /// Threads that are wanted, but have no number.
     missing: usize,
 }
 
 impl Rota {
-    /// The first `there` of `threads` are there.
+    /// The first `there` of `threads` numbers have a thread.
     pub(crate) fn new(there: usize, threads: usize) -> Self {
         let mut away = Vec::with_capacity(threads);
         away.extend((there..threads).rev());
         Self { leaving: 0, away, missing: 0 }
     }
 
-    /// True if an idle thread is to leave; it has then left the team.
+    /// True if the idle thread is to leave. It has left the rota then.
     pub(crate) fn leaves(&mut self, number: usize) -> bool {
         let leaves = self.leaving > 0;
         if leaves {
             self.leaving -= 1;
-            // There is room: a number is in it once.
+            // No allocation: each number is in it at most once.
             self.away.push(number);
         }
         leaves
     }
 
-    /// How many are away.
+    /// Number of threads that are away.
     #[cfg(test)]
     pub(crate) fn away(&self) -> usize {
         self.away.len()
     }
 
-    /// One thread more is wanted; the number of one to be started.
+    /// One more thread is wanted. Returns the number of a thread to start.
     fn recall(&mut self) -> Option<usize> {
         if self.leaving > 0 {
             self.leaving -= 1;
@@ -98,7 +98,7 @@ impl Rota {
         number
     }
 
-    /// One thread less is wanted; whether one is to leave.
+    /// One thread less is wanted. True if one is to leave.
     fn dismiss(&mut self) -> bool {
         let leaves = self.missing == 0;
         if leaves {
@@ -110,7 +110,7 @@ impl Rota {
     }
 }
 
-/// The state of a CPU that threads are.
+/// The threads as a state of a CPU.
 pub(crate) const STATE: (&str, StateDoc) = (
     "threads",
     [
@@ -120,11 +120,11 @@ pub(crate) const STATE: (&str, StateDoc) = (
     ],
 );
 
-/// See the module. Dropped, it waits for its threads, which must have been told that all is done.
+/// The threads of a server. Dropping it waits for them: `work` must have ended before.
 pub(crate) struct Team<W> {
     pub(crate) work: Arc<W>,
     threads_per_cpu: usize,
-    /// By number.
+    /// The threads, by number.
     threads: Mutex<Box<[Option<JoinHandle<()>>]>>,
 }
 
@@ -149,7 +149,7 @@ impl<W: Work> Team<W> {
     fn start_one(&self, number: usize) -> io::Result<()> {
         let mut threads = self.threads();
         if let Some(before) = threads[number].take() {
-            // It has left, and is about to end.
+            // The last thread of this number has left, and is about to end.
             drop(before.join());
         }
         let work = self.work.clone();
@@ -187,7 +187,7 @@ impl<W: Work> Team<W> {
         }
     }
 
-    /// A CPU's part of the team. Without the team it has nothing.
+    /// The part of each CPU in the team; nothing after the team is dropped.
     pub(crate) fn cpu_state(self: &Arc<Self>) -> CpuState {
         let (came, went) = (Arc::downgrade(self), Arc::downgrade(self));
         CpuState::new(

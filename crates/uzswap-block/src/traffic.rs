@@ -6,7 +6,7 @@ use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::times::{Counted, Times};
 
-/// Counts of all threads; each has its own, so that no two write the same cache line.
+/// Counts of all threads. Each thread has its own, so that no two write the same cache line.
 pub struct Traffic {
     threads: Box<[CachePadded<ThreadTraffic>]>,
 }
@@ -78,13 +78,13 @@ impl Traffic {
         self.sum(|counts| &counts.errors)
     }
 
-    /// The time that `share` (0 to 1) of the reads did not exceed, from taking the request to
-    /// having answered it, ns; `None` before the first.
+    /// The time that `share` (0 to 1) of the reads did not exceed, from taking the request to its
+    /// answer, ns; `None` before the first read.
     pub fn read_ns(&self, share: f64) -> Option<u64> {
         self.read_times()?.quantile_ns(share)
     }
 
-    /// How long all reads took; `None`: there are no threads.
+    /// The times of all reads; `None` if there are no threads.
     pub fn read_times(&self) -> Option<Counted> {
         Counted::sum(self.threads.iter().map(|thread| thread.times.counted()))
     }

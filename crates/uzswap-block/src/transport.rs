@@ -1,8 +1,7 @@
-//! How the kernel's requests come to us and our answers go back.
+//! The ways of the kernel's requests to us and of our answers back.
 //!
-//! A transport makes block devices over parts of the disk and has threads that serve them. There is
-//! one for most kernels, a file on FUSE with loop devices over it, and one for those that have
-//! ublk.
+//! A transport makes block devices over parts of the disk, and has threads that serve them. One is
+//! for most kernels: a file on FUSE with loop devices over it. The other is for kernels with ublk.
 
 use crate::device::AttachError;
 use serde::{Deserialize, Serialize};
@@ -16,12 +15,12 @@ use std::str::FromStr;
 use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::loopdev::{self, LoopDevice};
 
-/// Which transport.
+/// The kinds of transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportKind {
     /// A file on FUSE, with loop devices over it.
     Fuse,
-    /// The kernel's own driver for block devices that are served by a program (Linux 6.1).
+    /// The kernel's driver for block devices that a program serves (Linux 6.1).
     Ublk,
 }
 
@@ -47,7 +46,7 @@ impl FromStr for TransportKind {
 }
 
 impl TransportKind {
-    /// The means of this machine for it; an error names the missing part.
+    /// Checks if this machine has the means for it. An error names the missing part.
     pub fn check(self) -> io::Result<()> {
         match self {
             Self::Fuse => uzswap_sys::fuse::open().map(drop).and_then(|()| loopdev::check()),
@@ -56,21 +55,21 @@ impl TransportKind {
     }
 }
 
-/// Where a block device over a part of the disk is.
+/// The block device over a part of the disk, or the file for it.
 ///
-/// A process that serves a file never has that file open itself. If it were killed meanwhile it
-/// would wait for its own answers, and so would a process that waits for its end. The kernel waits
-/// for the answer to an OPEN that a thread of that process has taken.
+/// A process that serves a file never opens that file itself. The kernel waits for the answer to an
+/// OPEN even if the thread that took the OPEN was killed. So the killed process would wait for its
+/// own answer, and with it any process that waits for its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Offer {
-    /// Here.
+    /// The device.
     Device(PathBuf),
-    /// To be made over this file, by [`Device::over`].
+    /// The file over which [`Device::over`] makes a device.
     File(PathBuf),
 }
 
-/// A block device that its maker has open. It goes when this is dropped, unless the kernel swaps to
-/// it by then.
+/// A block device that its maker has open. It goes when this value is dropped, unless the kernel
+/// swaps to it by then.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
@@ -78,16 +77,16 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device over a part of the offered space, bytes. For a process that serves nothing,
-    /// and has no connection of one that does: it waits for answers.
+    /// Makes a device over a part of the offered space, bytes. It waits for answers: the caller
+    /// must serve nothing, and have no connection of a server.
     pub fn over(offer: Offer, part: Range<u64>) -> Result<Self, AttachError> {
         let path = match offer {
             Offer::Device(path) => return Ok(Self { path, _loop: None }),
             Offer::File(path) => path,
         };
         let file = File::options().read(true).write(true).open(path).map_err(AttachError::Loop)?;
-        // The loop driver takes the size from the inode, of which the kernel has not asked us yet
-        // (seen on 6.12: a device of 0 bytes).
+        // The loop driver takes the size from the inode, and the kernel has not asked us for that
+        // yet (seen on 6.12: a device of 0 bytes).
         file.metadata().map_err(AttachError::Loop)?;
         let device = LoopDevice::attach(file.as_raw_fd(), part, PAGE_BYTES as u32);
         let device = device.map_err(AttachError::Loop)?;
@@ -100,19 +99,19 @@ impl Device {
     }
 }
 
-/// See the module. Dropped, its threads end, and its devices answer with errors.
+/// A transport. Dropping it ends its threads, and its devices answer with errors.
 pub trait Transport: Send {
-    /// Which one it is.
+    /// Its kind.
     fn kind(&self) -> TransportKind;
 
-    /// Makes a block device over a part of the disk, bytes, or says over which file somebody else
-    /// makes one. A device goes by itself if it is not in use when [`Self::release_unused`] is
-    /// called.
+    /// Makes a block device over a part of the disk, bytes, or names the file over which another
+    /// process is to make one. [`Self::release_unused`] removes a device that is not in use by
+    /// then.
     fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError>;
 
-    /// All devices that are wanted are in use: nothing is kept for others any more.
+    /// Removes unused devices: all that are wanted are in use now.
     fn release_unused(&mut self);
 
-    /// Each CPU's part of it, threads, to be added to the cache's states.
+    /// The threads of each CPU, to be added to the cache's states.
     fn cpu_state(&self) -> CpuState;
 }

@@ -1,14 +1,15 @@
 //! The transport over ublk: a device for each part of the disk, and a thread for each device.
 //!
-//! A fault waits for two wake-ups, the device's thread and the faulting task, and ours is saved
-//! while the thread polls. It answers and sleeps in one system call. The [`crew`](crate::crew) does
-//! the long work. Buffers are the devices' own, made and faulted in with them.
+//! A fault waits for two wake-ups: the device's thread, and the faulting task. The first is saved
+//! while the thread polls. The thread answers and sleeps in one system call. The
+//! [`crew`](crate::crew) does the long work. Each device has its own buffers, made and faulted in
+//! with it.
 //!
-//! A device whose server was killed stays, for the kernel may be swapping to it, and its requests
-//! wait. The next server takes it over, and is given the requests that were taken and not answered.
-//! Those may have been served: serving them again changes nothing, since the kernel asks for
-//! nothing else of the same page while it waits for an answer. Where no stored page outlives the
-//! server, [`stand_in`] answers with errors until the device is switched off.
+//! A device whose server was killed stays, since the kernel may be swapping to it, and its requests
+//! wait. The next server takes the device over, and gets the requests that were taken and not
+//! answered. They may have been served. Serving them again changes nothing, since the kernel sends
+//! no other request for a page before it has the answer. If no stored page outlives the server,
+//! [`stand_in`] answers with errors until the device is switched off.
 
 use crate::config::{STACK_BYTES, ServerConfig};
 use crate::crew::{Crew, Desk, TAGS_MAX};
@@ -31,7 +32,7 @@ use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
 use uzswap_sys::ublk::{self, Control, Handover, Io, Queue, QueueEvent, Shape};
 
-/// Requests of one device under way: a fault of each of many jobs, and the writes beside them. Its
+/// Requests of one device under way: a fault of each of many jobs, and writes beside them. The
 /// buffers take 4 MiB of locked memory (32 × 128 KiB).
 const DEPTH: u16 = 32;
 const _: () = assert!(DEPTH as usize <= TAGS_MAX);
@@ -39,30 +40,30 @@ const _: () = assert!(DEPTH as usize <= TAGS_MAX);
 /// Longest read or write: the 32 pages that the kernel reclaims at a time.
 const IO_BYTES_MAX: u32 = 128 << 10;
 
-/// Longest discard: half a million pages, some 10 ms of the crew's.
+/// Longest discard: half a million pages, some 10 ms of work of the crew.
 const DISCARD_BYTES_MAX: u64 = 2 << 30;
 
-/// Pages of a read that the device's thread serves itself: a fault with its neighbours.
+/// Pages of a read that the device's thread serves itself: a fault with neighbours.
 const SHORT_PAGES: usize = 8;
 
 /// Size of the device that is made for a trial.
 const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
 
-/// How often the kernel looks whether a server is dead (6.1).
+/// How often the kernel checks if a server is dead (6.1).
 const LOOKS: Duration = Duration::from_secs(5);
 
-/// The timeout of requests where it cannot be read: the kernel's own.
+/// The timeout of requests if it cannot be read: the kernel's default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often to ask whether it has; later ones hear of it from the process's end.
+/// How often to ask if the kernel has noticed. Later kernels learn of it from the process's end.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// See the module.
+/// The devices, and the threads that serve them.
 pub(crate) struct Devices {
     control: Control,
     team: Arc<Team<Crew>>,
     config: ServerConfig,
-    /// Another server can go on with the devices when this process is killed.
+    /// True if another server can take the devices over when this process is killed.
     outlived: bool,
     devices: Vec<Device>,
 }
@@ -74,8 +75,8 @@ struct Device {
 }
 
 impl Devices {
-    /// Starts the threads, and tries whether devices can be made here. `before`, where a server can
-    /// go on when the one before was killed: the devices of that one, which are served from now on.
+    /// Starts the threads, and tries to make a device. `before` has the devices of the last server,
+    /// which are served from now on; `None` if no server can take over from another.
     pub(crate) fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
@@ -119,12 +120,12 @@ impl Devices {
         let queue = self.control.queue(id, DEPTH, IO_BYTES_MAX);
         let made = queue.and_then(|queue| self.serve(id, part.start, queue, None));
         made.inspect_err(|_| {
-            // The first error is told.
+            // The first error is returned.
             let _ = self.control.delete(id);
         })
     }
 
-    /// Serves a device that has no server; with `handover`, one that had.
+    /// Serves a device without a server. With `handover`, it had one before.
     fn serve(
         &mut self,
         id: u32,
@@ -156,9 +157,9 @@ impl Devices {
             None => self.control.start(id),
         });
         if let Err(error) = started {
-            // One that the kernel swaps to stays as it is, for the next server to try.
+            // A device that the kernel swaps to stays as it is, for the next server to try.
             if !(is_recovered && self.outlived) {
-                // An error: it was not started, which ends its thread as well.
+                // An error: the device was not started. That ends its thread as well.
                 let _ = self.control.stop(id);
                 device.join();
             }
@@ -167,7 +168,7 @@ impl Devices {
         Ok(device)
     }
 
-    /// Serves a device whose server died, unless it is gone, or another's by now.
+    /// Serves a device whose server died, unless the device is gone or another's by now.
     fn adopt(&mut self, path: &Path) -> io::Result<()> {
         let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
         let found = match self.control.find(id) {
@@ -194,10 +195,10 @@ impl Devices {
         Ok(())
     }
 
-    /// Takes devices away that a server was making when it was killed: they are not among the
-    /// `known`, nobody serves them, and nothing can be on them.
+    /// Removes devices that a killed server was making: they are not among the `known`, no server
+    /// serves them, and no area can be on them.
     fn remove_left(&mut self, known: &[PathBuf]) {
-        // An error: the kernel does not say, so each of them may be an area.
+        // An error: the list cannot be read, so each device may be an area.
         let Ok(areas) = swap::areas() else { return };
         let is_used = |path: &PathBuf| areas.iter().any(|area| area.path == *path);
         for id in ublk::all() {
@@ -211,11 +212,11 @@ impl Devices {
         }
     }
 
-    /// Takes a device away, unless somebody has done that: then its thread has ended, and its
-    /// number may be another's by now.
+    /// Removes a device, unless another process has done so. Then its thread has ended, and another
+    /// device may have its number.
     fn remove(&mut self, device: Device) {
         if device.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            // Errors: it is gone already.
+            // Errors: the device is gone already.
             let _ = self.control.stop(device.id);
             let id = device.id;
             device.join();
@@ -230,7 +231,7 @@ impl Device {
     }
 }
 
-/// Waits until a device's thread has asked for requests.
+/// Waits until a device's thread has fetched requests.
 fn fetched(told: &Receiver<io::Result<()>>) -> io::Result<()> {
     told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread ended")))
 }
@@ -264,7 +265,8 @@ impl Transport for Devices {
 impl Drop for Devices {
     fn drop(&mut self) {
         if self.outlived {
-            // A device that the kernel swaps to is left for the next server: this process ends.
+            // A device that the kernel swaps to is left for the next server, since this process is
+            // ending.
             self.release_unused();
             self.devices.clear();
         }
@@ -285,7 +287,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves until the device is stopped; `tell` whether it could begin.
+    /// Serves until the device is stopped. Calls `tell` with the outcome of the start.
     fn run(mut self, tell: impl FnOnce(io::Result<()>)) {
         let begun = self.queue.fetch();
         let has_begun = begun.is_ok();
@@ -294,12 +296,12 @@ impl Server {
             return;
         }
         while !self.queue.has_ended() {
-            // The last event is none: that there will be no more.
+            // The last event has no request, only the end of the queue.
             if self.look() || self.queue.has_ended() {
                 self.poll.begin();
                 continue;
             }
-            // Answers go now if it polls on, and together with the wait if it sleeps.
+            // If the thread polls on, it sends answers now. If it sleeps, the wait sends them too.
             if self.poll.is_patient() {
                 self.queue.submit();
             }
@@ -310,7 +312,7 @@ impl Server {
         }
     }
 
-    /// Serves the requests that are there, and returns true if there were any.
+    /// Serves the requests that have come. True if there were any.
     fn look(&mut self) -> bool {
         let mut is_busy = false;
         while let Some(event) = self.queue.take() {
@@ -343,9 +345,9 @@ fn answer(queue: &mut Queue, io: Io, errno: i32) {
     queue.commit(io, if errno == 0 { bytes } else { -errno });
 }
 
-/// The longest time until the kernel notices that a device's server is dead. It does so when it
-/// looks, or when requests are between one and two timeouts old. A busy machine may take twice
-/// that.
+/// The longest time until the kernel notices that a device's server is dead. The kernel does so at
+/// a check, or when requests are one to two timeouts old. On a busy machine this may take twice as
+/// long.
 fn patience(id: u32) -> Duration {
     2 * (LOOKS + 2 * ublk::timeout(id).unwrap_or(TIMEOUT))
 }
@@ -355,7 +357,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENODEV)
 }
 
-/// Takes a device away that its process no longer can. Not an error: it is gone already.
+/// Removes a device whose process cannot do so any more. A device that is gone is no error.
 pub(crate) fn detach(path: &Path) -> io::Result<()> {
     let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
     let mut control = Control::open()?;
@@ -368,8 +370,8 @@ pub(crate) fn detach(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// True if we made it. It is asked many times a second, so the answer is kept: by the number of its
-/// folder in sysfs, which no other device gets.
+/// True if we made the device. The answer is cached, since callers ask many times a second. The key
+/// is the inode number of its folder in sysfs, which no other device gets.
 pub(crate) fn is_ours(path: &Path) -> bool {
     static KNOWN: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
     let Some(id) = ublk::id(path) else { return false };
@@ -386,7 +388,7 @@ pub(crate) fn is_ours(path: &Path) -> bool {
     is_ours
 }
 
-/// All that was there is lost.
+/// A disk whose pages are all lost.
 struct Lost;
 
 impl Disk for Lost {
@@ -411,8 +413,8 @@ impl Disk for Lost {
     }
 }
 
-/// Answers every request of devices whose server was killed with an error, until it is dropped,
-/// when the devices go.
+/// Answers the requests of devices whose server was killed with errors, until it is dropped. Then
+/// the devices go.
 pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
     let config = ServerConfig {
         threads: 1,

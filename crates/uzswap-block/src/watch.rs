@@ -1,9 +1,9 @@
 //! The server's threads that watch the queue, and the waking of the others.
 //!
-//! A thread that is parked is called for one thing: to watch, or to help with another's large
-//! write. Each sleeps by itself, and the one that parked last is called first, since its memory is
-//! still in the CPU's cache: a call wakes one thread. One lock guards it all; it is taken when a
-//! thread parks, leaves or is called, not for each request.
+//! A parked thread is called for one purpose: to watch, or to help with another thread's large
+//! write. Each parked thread sleeps on its own word, so a call wakes one thread. The thread that
+//! parked last is called first, since its memory is still in the CPU's cache. One lock guards all
+//! this. A thread takes it to park, to leave or to call, not for each request.
 
 use crate::batch::Batch;
 use crate::team::{CpuCount, Rest, Rota};
@@ -12,17 +12,17 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The threads of a server.
 pub(crate) struct Watch {
-    /// Those that watch. At least one, unless all threads are at long work.
+    /// Threads that watch. There is at least one, unless all threads do long work.
     watchers: AtomicUsize,
-    /// CPUs that are up. More watchers than that are not worth having.
+    /// CPUs that are up. More watchers than CPUs are useless.
     cpus: CpuCount,
     parked: Mutex<Parked>,
-    /// The word that each thread sleeps on.
+    /// The condition variable that each thread sleeps on.
     calls: Box<[Condvar]>,
 }
 
 struct Parked {
-    /// Threads that wait to be called, the last to park at the end.
+    /// Threads that wait for a call. The last to park is at the end.
     waiting: Vec<usize>,
     /// For each thread, the work that it was called for and has not begun.
     called: Box<[Option<Call>]>,
@@ -33,25 +33,25 @@ struct Parked {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Watch,
-    /// With the batch of that thread.
+    /// Help with the batch of that thread.
     Help(usize),
-    /// To look whether it is to leave.
+    /// Look at the rota: it may be to leave.
     Look,
 }
 
-/// The outcome for a watcher that went to park.
+/// Why a watcher that went to park came back.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Parking {
-    /// It may not: it is the last one.
+    /// It may not park: it is the last watcher.
     Refused,
     /// It was called back to watch.
     Called,
-    /// It is to leave, and does not watch any more.
+    /// It must leave, and does not watch any more.
     Left,
 }
 
 impl Watch {
-    /// For `threads` threads, of which the first `there` are there. None watches yet.
+    /// For `threads` threads, of which the first `there` exist. None watches yet.
     pub(crate) fn new(there: usize, threads: usize) -> Self {
         Self {
             watchers: AtomicUsize::new(0),
@@ -70,13 +70,14 @@ impl Watch {
         self.parked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if another watcher would be of use.
+    /// True if another watcher would help.
     pub(crate) fn has_room(&self) -> bool {
         self.watchers.load(Relaxed) < self.cpus.get()
     }
 
-    /// Parks thread `number`, a watcher, unless it is the last; it calls `help` with the number of
-    /// another thread whose batch waits for helpers.
+    /// Parks the watching thread `number`, unless it is the last watcher. While parked, it may be
+    /// called to help: then it calls `help` with the number of the thread whose batch needs
+    /// helpers.
     pub(crate) fn park(&self, number: usize, help: impl Fn(usize)) -> Parking {
         if self.watchers.load(Relaxed) <= 1 {
             return Parking::Refused;
@@ -99,7 +100,7 @@ impl Watch {
                         help(other);
                         parked = self.parked();
                     }
-                    // All others may have turned to long work meanwhile, and found nobody to call.
+                    // All others may have begun long work meanwhile, and found no thread to call.
                     if self.watchers.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                         return Parking::Called;
                     }
@@ -133,7 +134,7 @@ impl Watch {
         }
     }
 
-    /// The caller stops watching for a while; another takes over if it was the last.
+    /// The caller stops watching. If it was the last watcher, it calls a parked thread.
     pub(crate) fn leave(&self) {
         if self.watchers.fetch_sub(1, SeqCst) == 1 {
             self.call();
@@ -144,17 +145,17 @@ impl Watch {
         self.watchers.fetch_add(1, SeqCst);
     }
 
-    /// Wakes parked threads, as many as there are other CPUs, to help with the batch of thread
+    /// Wakes parked threads, at most one for each other CPU, to help with the batch of thread
     /// `number`.
     pub(crate) fn share(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
-        // Under the lock, so that a thread that is called cannot leave before it is expected.
+        // Under the lock, so that a called thread cannot leave before it is counted.
         let called =
             (1..self.cpus.get()).take_while(|_| self.call_one(&mut parked, Call::Help(number)));
         called.for_each(|_| batch.expect());
     }
 
-    /// Takes back the calls for helpers that nobody has answered.
+    /// Takes back the calls for helpers that no thread has answered.
     pub(crate) fn unshare(&self, number: usize, batch: &Batch) {
         let mut parked = self.parked();
         let Parked { waiting, called, .. } = &mut *parked;
@@ -182,7 +183,7 @@ impl Rest for Watch {
         change(&mut self.parked().rota)
     }
 
-    /// Has the thread that parked first, if one is parked, look whether it is to leave.
+    /// Calls the thread that parked first, if there is one, to look at the rota.
     fn wake_one(&self) {
         let mut parked = self.parked();
         if !parked.waiting.is_empty() {
@@ -205,7 +206,7 @@ mod tests {
     const CPUS: usize = 3;
     const REQUESTS: usize = 60_000;
 
-    /// A server without a kernel: requests are numbers, of which every third is a large write.
+    /// A server without a kernel. Requests are numbers, and every third is a large write.
     struct Play {
         watch: Watch,
         next: AtomicUsize,
@@ -216,7 +217,7 @@ mod tests {
     }
 
     impl Play {
-        /// True if the thread is to go on.
+        /// True if the thread goes on.
         fn park(&self, number: usize) -> bool {
             let parking = self.watch.park(number, |other| {
                 self.helped.fetch_add(1, Relaxed);
@@ -236,7 +237,7 @@ mod tests {
             }
             while !self.quiet.load(Relaxed) {
                 let request = self.next.fetch_add(1, Relaxed);
-                // Now and then the queue is empty, and after the last request for good.
+                // At times the queue is empty, and after the last request for good.
                 if request.is_multiple_of(5) || request >= REQUESTS {
                     if !self.park(number) {
                         return;
@@ -277,7 +278,7 @@ mod tests {
         let (mut waited, mut turns) = (0, 0);
         while play.done.load(Relaxed) < REQUESTS {
             turns += 1;
-            // All but one go, and one more than there are numbers for comes.
+            // All CPUs but one go, and one more CPU comes than there are numbers for.
             let cpus = [1, CPUS + 1][turns % 2];
             while play.watch.cpus.get() > cpus {
                 team.cpu_went();

@@ -13,7 +13,7 @@ use std::time::UNIX_EPOCH;
 use uzswap_engine::times::bound_ns;
 use uzswap_engine::{Cache, CpuError, PAGE_BYTES, SectionError, SectionState};
 
-/// A figure that is not the engine's.
+/// A figure that is not from the engine.
 pub struct Figure {
     pub name: &'static str,
     pub doc: &'static str,
@@ -83,7 +83,7 @@ pub const FIGURES: [Figure; 12] = [
     },
 ];
 
-/// The content of the files, made anew for each read, and the changes that a write makes.
+/// Makes the content of a file anew for each read, and the change for a write.
 pub struct Files {
     pub cache: Arc<Cache>,
     pub traffic: Arc<Traffic>,
@@ -167,7 +167,7 @@ impl Files {
         statistics().filter_map(|(name, _)| value(name)).collect::<String>() + &times
     }
 
-    /// The lines of a file of times, each after a prefix.
+    /// The lines of a file of times, each after `prefix`.
     fn times(&self, name: &str, prefix: &str) -> String {
         let times = match name {
             FAULT_TIMES => self.traffic.read_times(),
@@ -180,7 +180,7 @@ impl Files {
         lines + &format!("{prefix}sum {}\n", times.sum_ns)
     }
 
-    /// The size classes that hold something.
+    /// The size classes that have zspages.
     fn table(&self) -> String {
         let mut table = String::from("size frames objects zspages used allocated\n");
         for class in self.cache.class_stats().iter().filter(|class| class.zspages > 0) {
