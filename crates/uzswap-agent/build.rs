@@ -1,10 +1,11 @@
 //! All code of this library, the codecs' C code included, takes its memory from an allocator of
-//! ours (src/allocator.rs). The C library's memory is evicted, and a fork holds its locks. It
-//! does not find its thread-local variables by a table that lies there (src/thread_locals.rs). It
-//! calls no functions for files and times that a library of the program's may have
-//! (src/kernel.rs).
+//! ours (src/allocator.rs). The C library's memory is evicted, and a fork holds its locks. This
+//! code does not find its thread-local variables through a table in that memory
+//! (src/thread_locals.rs). It calls no functions for files and times that a library of the
+//! program's may have (src/kernel.rs).
 //!
-//! Each program of a tree loads it, so it needs no library that they would not load without it.
+//! Each program of a tree loads this library, so it needs no library that a program would not load
+//! without it.
 
 use std::env;
 use std::fs;
@@ -31,8 +32,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
 }
 
-/// Has the compiler's unwinder linked in. Rust asks for it as a library that programs in C do not
-/// load: a tenth of a millisecond for each.
+/// Links the compiler's unwinder statically. Rust would ask for a shared library, which programs in
+/// C do not load: a tenth of a millisecond for each.
 fn link_unwinder() {
     let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
     // The file that the linker finds in place of the library.

@@ -1,9 +1,9 @@
 //! Which of a program's mappings the pager adopts, and why it leaves the others alone.
 //!
 //! The kernel lists each mapping with its treatment ([`uzswap_sys::smaps`]). Access and name alone
-//! do not show that a child finds it empty, or that a key protects it. A mapping of a kind that is
-//! not known here is left alone, and counted by the reason. The kernel joins neighbours to one
-//! mapping: the parts that must stay are cut out of it.
+//! do not show that a child finds it empty, or that a key protects it. A mapping of an unknown kind
+//! is left alone, and counted by the reason. The kernel joins neighbours to one mapping: the parts
+//! that must stay are cut out of it.
 
 use crate::{AGENT, allocator, devices, layout, looker, stacks};
 use std::ops::Range;
@@ -16,10 +16,10 @@ use uzswap_sys::own_threads;
 use uzswap_sys::smaps::{self, Described};
 use uzswap_tree::Tree;
 
-/// A mapping of no more, in which a thread has its stack, is that stack. A larger one is memory of
-/// which a part is a stack, such as a coroutine's in the heap.
+/// A mapping up to this size is the stack of a thread whose stack pointer is in it. Of a larger
+/// mapping only a part is the stack, such as a coroutine's in the heap.
 const STACK_MAX: usize = 16 << 20;
-/// Bytes around the stack pointer of a thread whose stack is a part of a mapping: it stays for the
+/// Bytes around the stack pointer of a thread whose stack is a part of a mapping: they stay for the
 /// moment.
 const AROUND_STACK: usize = 64 << 10;
 /// Bytes around a thread's block that the kernel and this library use: the C library's description
@@ -45,8 +45,9 @@ pub fn around_block(block: usize) -> Range<usize> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Stays {
-    /// A child finds it empty (`MADV_WIPEONFORK`); or not at all (`MADV_DONTFORK`), as memory for
-    /// devices, and pages do not leave by a move, which such a device prevents.
+    /// A child finds it empty (`MADV_WIPEONFORK`) or not at all (`MADV_DONTFORK`). The latter may
+    /// be memory of a device: it is adopted only where pages leave by a move, which the device's
+    /// pin prevents.
     NotInherited,
     /// It grows by itself, and shrinks by no call (`MAP_GROWSDOWN`).
     Grows,
@@ -154,7 +155,8 @@ fn report(tree: &Tree, name: &str, left: &[u64; Stays::ALL.len()]) {
     }
 }
 
-/// Why the kernel's description of a private mapping of no file forbids to adopt it, if it does.
+/// The reason in the kernel's description against adopting a private mapping of no file, if there
+/// is one.
 fn stays(one: &Described<'_>) -> Option<Stays> {
     const BY_FLAG: [(&str, Stays); 16] = [
         ("wf", Stays::NotInherited),
@@ -188,7 +190,7 @@ fn stays(one: &Described<'_>) -> Option<Stays> {
 /// Adopts all mappings that may be adopted.
 pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
     let mut layout = layout::Layout::new(current_heap_end());
-    // Without the list no memory is adopted; `take_over` has looked whether it can be had.
+    // Without the list no memory is adopted; `take_over` has checked that the list can be read.
     let text = looker::apart(|| smaps::read().unwrap_or_default());
     let all = smaps::parse(&text);
     let kept = kept(modules);
@@ -234,12 +236,12 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
 }
 
 /// Adopts the parts of a mapping that may be adopted. A stack is known by the thread that is in it,
-/// not by a guard below it: allocators have guards in their memory, too. A stack that is in no use
-/// may leave, because a call that starts a thread there gives back the part that serves its faults.
+/// not by a guard below it: allocators have guards in their memory, too. An unused stack may leave,
+/// because a call that starts a thread there gives back the part that serves its faults.
 fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying]) {
     let range = one.mapped.range.clone();
-    // The block of a thread is at the end of its stack, but for the program's first one. This
-    // thread is ours as well.
+    // The block of a thread is at the end of its stack, except that of the program's first thread.
+    // The calling thread is ours as well.
     let first = crate::front().map_or(0, |front| front.first_thread);
     let ours = own_threads::blocks().chain([own_threads::own_block()]);
     let blocks = stopped.iter().map(|thread| thread.block).filter(|block| *block != first);
@@ -256,7 +258,7 @@ fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying])
     let stacks: Vec<_> = stacks.map(around).collect();
     let Some(agent) = AGENT.get() else { return };
     let start = stacks_end.unwrap_or(range.start).max(range.start);
-    // The kernel's page of zeros may be there, which it does not count as memory.
+    // The kernel's page of zeros may be there, which the kernel does not count as memory.
     let contents = match one.mapped.access[1] {
         b'w' => Contents::Pages,
         _ => Contents::ReadOnlyPages,

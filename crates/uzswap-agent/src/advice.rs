@@ -8,7 +8,7 @@ use uzswap_calls::{Call, Outcome, raw};
 use uzswap_region::{Change, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Of Linux 6.13.
+/// Since Linux 6.13.
 pub const MADV_GUARD_INSTALL: i32 = 102;
 
 /// `madvise`.
@@ -28,7 +28,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
         libc::MADV_PAGEOUT => {
             // The pages for which there is no room stay.
             let _ = agent.pager.page_out(range);
-            // The kernel's answer is that of an advice that it refuses for the same memory.
+            // `MADV_COLD` is refused for the same memory, so the kernel's answer is the same.
             call.arguments[2] = libc::MADV_COLD as u64;
             make(call);
         }
@@ -54,9 +54,9 @@ fn advise_part(bytes: Range<usize>, advice: u64) -> i64 {
     unsafe { raw(libc::SYS_madvise as u64, arguments) }
 }
 
-/// Drops the pages of a range, part by part, as the kernel does: mapping by mapping. Where it skips
-/// a hole the answer is an error, and where it comes to one that it refuses (locked, of a device)
-/// those before were dropped.
+/// Drops the pages of a range, part by part, as the kernel does: mapping by mapping. If it skips a
+/// hole, the answer is an error. If it comes to a mapping that it refuses (locked, of a device), it
+/// has dropped the earlier ones.
 fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let is_range = [range.start, range.end].iter().all(|end| end.is_multiple_of(PAGE_BYTES));
     if !is_range {
@@ -89,8 +89,8 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
     call.result = answer;
 }
 
-/// Populates a range. Adopted pages come in as they are touched: all at once they might not fit.
-/// But the answer is the kernel's: whether they could be populated.
+/// Populates a range. Adopted pages come in as they are touched: together they might not fit. But
+/// the kernel answers if they could be populated.
 fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let [_, _, advice, ..] = call.arguments;
     let mut at = range.start;

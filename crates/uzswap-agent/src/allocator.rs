@@ -1,6 +1,6 @@
 //! This library's own memory. Pages of the program's heap leave, so the code that serves its faults
 //! may not use that heap. Rust's allocations, and those of the C code that is linked in (build.rs),
-//! come from mappings of our own, which the kernel is asked for directly.
+//! come from our own mappings, taken directly from the kernel.
 //!
 //! The lock is held over a fork of a program that was taken over, so that the child finds the
 //! allocator whole. A child of another program begins with an empty one ([`renew`]).
@@ -20,16 +20,16 @@ use uzswap_sys::map::{PAGE_BYTES, place};
 const ALIGNMENT: usize = 16;
 /// Bytes before a block of C code's, in which its length is.
 const HEADER: usize = 16;
-/// Addresses that are reserved at once; pages that are not touched take no memory. A program may
-/// have a limit of addresses (`ulimit -v`), so there are several arenas rather than a large one.
+/// Addresses that an arena reserves; untouched pages take no memory. A program may have a limit of
+/// addresses (`ulimit -v`), so there are several arenas rather than a large one.
 const ARENA: usize = 16 << 20;
 const ARENA_LEAST: usize = 1 << 20;
-/// Arenas that there may be; the later ones are larger.
+/// The most arenas; later ones are larger.
 const ARENAS_MAX: usize = 512;
 /// The n-th arena is at least an eighth of all before it.
 const PART: usize = 8;
 
-/// Memory from arenas of addresses, so that it is known by its address.
+/// Memory from arenas, so that its address shows that it is ours.
 pub struct Pages;
 
 struct Arena {
@@ -69,7 +69,8 @@ fn add_arena(block: usize) -> bool {
             bytes = (bytes / 2).next_multiple_of(PAGE_BYTES);
             continue;
         };
-        // The first block would take 2 MiB. Refused where the kernel has no huge pages.
+        // The kernel would give the first block a huge page of 2 MiB. A kernel without huge pages
+        // refuses the advice.
         // SAFETY: the mapping is new; it stays as it is.
         let _ = unsafe { mm::madvise(start, bytes, Advice::LinuxNoHugepage) };
         arena.at.store(start as usize, Relaxed);
@@ -126,14 +127,15 @@ unsafe impl Sync for Own {}
 #[global_allocator]
 static OWN: Own = Own(UnsafeCell::new(Mutex::new(Dlmalloc::new_with_allocator(Pages))));
 
-/// The blocks of so many arenas are of an allocator that is no more: they stay as they are.
+/// The first so many arenas are of an allocator that [`renew`] has replaced: their blocks stay as
+/// they are.
 static OF_BEFORE: AtomicUsize = AtomicUsize::new(0);
 
-/// In a fork, where another thread of the parent's may have had the lock: begins anew. Blocks
-/// from before stay where they are, and are never given back.
+/// Begins with a new allocator in a forked child, because another thread of the parent may have had
+/// the lock. Older blocks stay where they are, and are never given back.
 pub fn renew() {
     OF_BEFORE.store(ARENAS_USED.load(Acquire), Relaxed);
-    // No more of the last one is given out.
+    // Nothing more of the last arena is given out.
     LAST_USED.store(usize::MAX / 2, Relaxed);
     // SAFETY: there is one thread, which is not within the allocator: it has forked.
     unsafe { OWN.0.get().write(Mutex::new(Dlmalloc::new_with_allocator(Pages))) };

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use uzswap_calls::{Call, Outcome, raw, stop};
 use uzswap_sys::own_threads;
 
-/// The thread that watches is to end. A request to it, in any stage of the program.
+/// A request to the watching thread to end, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
-/// How long it may take: it may be taking the program over.
+/// The longest wait for that: the thread may be taking the program over.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// True while the thread that watches must end.
@@ -18,13 +18,13 @@ pub fn is_wanted() -> bool {
     IS_WANTED.load(Relaxed)
 }
 
-/// True for a call with such arguments that needs a single thread.
+/// True if a call with these arguments needs a single thread.
 fn is_for_one_thread(number: c_long, arguments: [u64; 2]) -> bool {
     const ONE: c_int =
         libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
     match number {
         libc::SYS_unshare => arguments[0] & ONE as u64 != 0,
-        // Which namespaces a descriptor stands for is not looked at.
+        // The kind of a descriptor's namespace is not looked at.
         _ => true,
     }
 }
@@ -52,8 +52,7 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
     make()
 }
 
-/// How often this looks for other threads of the program: one of ours that ends is known no more,
-/// and is there for a moment.
+/// How often other threads are looked for: an ending thread of ours is forgotten before it is gone.
 const LOOKS: u32 = 100;
 
 fn is_alone() -> bool {
@@ -66,8 +65,8 @@ fn of_program() -> usize {
     stop::threads().map_or(usize::MAX, |all| all.len().saturating_sub(threads::ours().len()))
 }
 
-/// The same for a program that counts them itself: one of ours that begins or ends may not be known
-/// for a moment.
+/// The same for a program that counts its threads itself: a thread of ours that begins or ends may
+/// be unknown for a moment.
 pub extern "C" fn count() -> u64 {
     let mut looks = 0;
     while looks < LOOKS && !is_alone() {
@@ -83,7 +82,7 @@ fn pause() {
     unsafe { raw(libc::SYS_nanosleep as u64, [&raw const pause as u64, 0, 0, 0, 0, 0]) };
 }
 
-/// The same of a replaced call.
+/// The same for a replaced call.
 pub fn on_call(call: &mut Call) -> Outcome {
     let [first, second, ..] = call.arguments;
     call.result = self::call(call.number as c_long, first, second);
@@ -94,7 +93,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
 pub fn end_watching() {
     IS_WANTED.store(true, Relaxed);
     crate::ring();
-    // As the program: it may be stopped, to be taken over.
+    // Waits as a thread of the program, which may be stopped for the take-over.
     threads::watcher().into_iter().for_each(await_end);
 }
 
@@ -102,7 +101,7 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     end_watching();
     let _inside = inside();
     let work = || {
-        // A thread of ours that ends may be known no more while the kernel still counts it.
+        // An ending thread of ours may be forgotten while the kernel still counts it.
         await_others();
         IS_WANTED.store(false, Relaxed);
         work()

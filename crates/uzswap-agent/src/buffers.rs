@@ -1,4 +1,4 @@
-//! Calls that are given memory by their arguments: it is pinned for the time of the call.
+//! Calls whose arguments refer to memory: the memory is pinned during the call.
 
 use crate::pins::{
     GivenMemory, MOST, Pins, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
@@ -10,7 +10,7 @@ use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Makes a call with its buffers pinned: longer ones as far as they may be.
+/// Makes a call with its buffers pinned, long ones up to the limit.
 pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     layout::await_complete();
     let _shown = own_files::show_to_list(agent, call);
@@ -38,8 +38,8 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
         pins = pin_all(agent, call, buffers);
     }
     if pins.left() > 0 && !has_untold(buffers) && !is_deep(call.number as c_long) {
-        // Nothing of the program's is absent. Where the call answers `EFAULT`, a message that it
-        // has taken is gone.
+        // All memory of the call is present. A second try after `EFAULT` would lose a message that
+        // the first one has taken.
         make_once(call);
     } else {
         make(agent, call);
@@ -48,14 +48,14 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     Outcome::Done
 }
 
-/// True for `readv`, or the same at a place, of a file that is read whole.
+/// True for `readv`, `preadv` and `preadv2` of a file that is read whole.
 fn is_read_of_file(call: &Call) -> bool {
     matches!(call.number as c_long, libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2)
         && is_moved_whole(call.arguments[0] as i32)
 }
 
-/// Reads into a list of buffers, each in parts that may be pinned. `false`: nothing is read, as the
-/// kernel refuses such a list.
+/// Reads into a list of buffers, each in parts that may be pinned. `false`: nothing is read; the
+/// kernel will refuse such a list.
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
     let Some(given) = GivenMemory::list(list, count) else { return false };
@@ -67,7 +67,7 @@ fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
             let part = libc::iovec { iov_base: at as *mut _, iov_len: most as usize };
             let mut pins = Pins::new(agent);
             pins.pin(at, most);
-            // By `preadv2`, minus one is the file's own position.
+            // For `preadv2`, minus one is the file's own position.
             let is_own = place == u64::MAX;
             let place = if is_own { place } else { place.wrapping_add(done as u64) };
             let arguments = [file, &raw const part as u64, 1, place, high, flags];
@@ -89,7 +89,7 @@ fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     true
 }
 
-/// True if a row does not tell the length of all memory. These calls take nothing from a queue.
+/// True if a row does not give the length of all memory. These calls take nothing from a queue.
 fn has_untold(buffers: &[Buffer]) -> bool {
     buffers.iter().any(|buffer| matches!(buffer, Buffer::Text(_)))
 }
@@ -102,7 +102,8 @@ fn pin_all<'a>(agent: &'a Agent, call: &Call, buffers: &[Buffer]) -> Pins<'a> {
         true => Pins::of_file(agent, file, bytes),
         false => Pins::new(agent),
     };
-    // First the addresses of sockets: without a place for its sender a message would be lost.
+    // In reverse, the addresses of sockets first: without memory for its sender a message would be
+    // lost.
     for buffer in buffers.iter().rev() {
         pin_buffer(&mut pins, call, *buffer);
     }
@@ -133,8 +134,9 @@ fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
     pins.pin(argument(at), bytes);
 }
 
-/// The memory that these arguments refer to is pinned: a path, a structure, a result. Each call
-/// waits until its memory can be pinned, because some cannot be repeated ([`is_done_by_then`]).
+/// Makes a call with the memory pinned that these arguments refer to: a path, a structure, a
+/// result. Each call waits until its memory can be pinned, because some cannot be repeated
+/// ([`is_done_by_then`]).
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
@@ -145,8 +147,8 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let mut pins = Pins::new(agent);
     let any = pin_touched(&mut pins, call, arguments);
     own_files::before_open(call);
-    // The memory of these calls may refer to more memory; memory that is not adopted yet may be in
-    // a moment.
+    // Nothing of the call can be absent: all memory is adopted, and the call's memory refers to no
+    // more memory.
     if !any && is_complete && !is_deep(call.number as c_long) {
         return Outcome::Bare;
     }
@@ -159,7 +161,7 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
 }
 
 /// True if a call has done its work when it writes its answer. Its structures are short, so all of
-/// them are pinned, and `EFAULT` is the program's own error. Made again it would wait for another
+/// them are pinned, and `EFAULT` is the program's own error. Repeated, it would wait for another
 /// child or connection, or move the data again.
 fn is_done_by_then(number: c_long) -> bool {
     matches!(
@@ -176,7 +178,7 @@ fn is_done_by_then(number: c_long) -> bool {
     )
 }
 
-/// True if threads wait for and wake each other by a call, which first reads one word.
+/// True for a call by which threads wait for and wake each other.
 fn is_wake(call: &Call) -> bool {
     call.number as c_long == libc::SYS_futex && used_of_futex(call.arguments[1]).len() < 3
 }

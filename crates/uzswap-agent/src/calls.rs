@@ -13,14 +13,15 @@ use uzswap_calls::{Call, Frame, Outcome, raw};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
-/// True if a call is looked at in a program that is left alone, too: handlers of ours stay, and a
-/// replaced instruction raises SIGILL, which no thread may block. A thread that has no stack of
-/// ours by then gets none, and below a filter of the program's the kernel knows the program's.
+/// True if the agent looks at a call even in a program that is left alone. Our handlers stay there,
+/// and a replaced instruction raises SIGILL, which no thread may block. A thread that has no signal
+/// stack of ours by then gets none. Under a filter of the program's the kernel has the program's
+/// signal stack.
 fn is_kept(number: c_long) -> bool {
     match number {
         libc::SYS_rt_sigaction | libc::SYS_rt_sigprocmask | libc::SYS_pselect6 => true,
         libc::SYS_sigaltstack => stacks::ours().is_some() && !stage::is_confined(),
-        // A filter is for the calls of ours that are left, too.
+        // A filter applies to our remaining calls, too.
         libc::SYS_prctl | libc::SYS_seccomp => !stage::is_confined(),
         _ => masks::argument(number).is_some(),
     }
@@ -35,7 +36,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if is_left && !is_kept(call.number as c_long) {
         return Outcome::Bare;
     }
-    // A thread that serves a fault has pages and locks of ours: it may wait for no other lock, and
+    // A thread that serves a fault has pages and locks of ours. It may wait for no other lock, and
     // its memory is not the program's.
     let is_inside = crate::is_inside() || fault_signals::is_on_own_stack();
     let is_pagers = is_pager_thread();
@@ -44,8 +45,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
         stacks::arm();
     }
     if call.number as c_long == libc::SYS_rt_sigprocmask {
-        // Even if our code makes it: the next replaced instruction may come before the signals are
-        // back.
+        // Even a call of our own code: the next replaced instruction may come before the signals
+        // are unblocked.
         return processes::mask(agent, call);
     }
     if is_inside {
@@ -80,9 +81,9 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// A call of a thread that takes pages out. To bring a page in it might have to wait for a lock of
-/// its own. An unused argument of its call may be an address of the program's by chance. But the C
-/// library may have it trim the heap, which is the program's.
+/// A call of a pager's thread. It brings no page in, because it might then wait for a lock of its
+/// own. An unused argument of the call may be an address of the program's by chance. But the C
+/// library may make such a thread trim the heap, which is the program's.
 fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_brk => own(agent, call),
@@ -122,7 +123,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_sigaltstack => stacks::set(agent, call),
         libc::SYS_rt_sigaction => processes::action(agent, call),
         libc::SYS_clone => processes::clone(agent, call),
-        // Only ever with memory in common, by the C library; it falls back to `clone`.
+        // The C library calls it only with shared memory, and falls back to `clone`.
         libc::SYS_clone3 => processes::clone3(agent, call),
         libc::SYS_fork => processes::fork(agent, call),
         libc::SYS_vfork | libc::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
@@ -148,14 +149,14 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// `read`, `write` and those at a place: a long one in parts, as far as they are complete.
+/// `read`, `write` and their forms with a position: a long call in parts, until one is incomplete.
 fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let [file, at, bytes, offset, ..] = call.arguments;
     let is_at_place = matches!(call.number as c_long, libc::SYS_pread64 | libc::SYS_pwrite64);
     let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
     layout::await_complete();
     let is_cut = || Pins::of_file(agent, file, bytes).left() < bytes;
-    // Memory is written part by part.
+    // A file of memory is written part by part.
     let may_be_memory = own_files::may_show_memory();
     if is_write && !may_be_memory && is_cut() && whole::write(agent, call) {
         return Outcome::Done;
@@ -188,8 +189,8 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// `vmsplice`: the kernel would go on using the pages after the call, when they may leave. So the
-/// data are copied, as they are where a pipe cannot take pages.
+/// `vmsplice`: the kernel would use the pages after the call, when they may leave. So the data are
+/// copied, as the kernel does where a pipe cannot take pages.
 fn splice(agent: &Agent, call: &mut Call) -> Outcome {
     let [file, vector, count, flags, ..] = call.arguments;
     const NO_WAIT: u64 = 2;
@@ -203,7 +204,7 @@ fn splice(agent: &Agent, call: &mut Call) -> Outcome {
     };
     let mut pins = Pins::new(agent);
     pin_vector(&mut pins, vector, count);
-    // No place in the file, which for the plain two is no argument.
+    // No position in the file: `readv` and `writev` do not read that argument.
     let arguments = [file, vector, count, u64::MAX, u64::MAX, libc::RWF_NOWAIT as u64];
     let mut copied = Call { number: number as u64, arguments, result: 0 };
     make_until_it_sees(agent, &mut copied, &[1]);
@@ -216,8 +217,8 @@ fn file_flags(file: u64) -> i64 {
     unsafe { raw(libc::SYS_fcntl as u64, [file, libc::F_GETFL as u64, 0, 0, 0, 0]) }
 }
 
-/// `process_madvise` of a process's own memory. Advice that drops pages is answered as kernels
-/// before 6.13 do, which accept it for others' memory only. Programs then use `madvise`.
+/// `process_madvise` of a process's own memory. Advice that drops pages gets the answer of kernels
+/// before 6.13, which accept it for others' memory only. Programs then use `madvise`.
 pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
     const DROPS: [i32; 4] = [
         libc::MADV_DONTNEED,

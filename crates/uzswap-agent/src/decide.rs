@@ -1,36 +1,37 @@
-//! The next step of the thread that watches, and of a thread that asks for memory: decided by
-//! figures alone. No function here reads or changes anything else, so a test has every case.
+//! Decides, by figures alone, the next step of the watching thread and of a thread that asks for
+//! memory. No function here reads or changes anything else, so tests can cover every case.
 
 use std::time::Duration;
 use uzswap_tree::MANAGED_MIN;
 
 /// Memory that the take-over itself needs: a pager, threads, the list of mappings.
 pub const COST: u64 = 7 << 20;
-/// Memory that the preloaded library lets a program ask for before it has the agent look.
+/// Memory that a program may ask for before the preloaded library makes the agent look.
 const BETWEEN: u64 = 4 << 20;
 /// The least budget of a pager.
 pub const BUDGET_LEAST: u64 = 8 << 20;
 /// The most by which memory grows in a second, with a margin: the kernel clears pages no faster.
 const GROWTH: u64 = 4 << 30;
-/// So many times in a row no process must be able to give memory back before the message that none
-/// is left. Others may have died, or begun to wait, just now.
+/// Looks in a row at which no process can give memory back, before the message that none is left.
+/// Other processes may have just died, or begun to wait.
 pub const HOPELESS: u32 = 100;
 /// Between two looks.
 pub const WAIT_MIN: Duration = Duration::from_millis(2);
 pub const WAIT_MAX: Duration = Duration::from_millis(100);
 /// Between two reports to the tree.
 pub const TELL: Duration = Duration::from_millis(50);
-/// How often the shared memory is measured, if that takes less than a 20th of the time; and the
-/// least share for which it is measured again.
+/// The interval at which shared memory is measured, in at most a 20th of the time. Less than
+/// [`SHARED_LEAST`] counts as none.
 const SHARED_WAIT: Duration = Duration::from_millis(32);
 const SHARED_PART: u32 = 20;
 const SHARED_LEAST: u64 = 1 << 20;
-/// Mappings that stay open are looked through when memory besides the pager's has grown by this.
+/// Mappings that were left open are searched for used pages when memory besides the pager's has
+/// grown by this.
 const LOOK_STEP: u64 = 256 << 10;
-/// A pager's budget that differs by less than this part stays.
+/// A pager's budget stays if the new one differs by less than this part.
 const BUDGET_STEP: u64 = 64;
-/// The longest wait of a thread that asks for memory, for the program to be taken over: it may have
-/// a lock that the take-over needs.
+/// The longest time that a thread which asks for memory waits for the take-over: it may have a lock
+/// that the take-over needs.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One look of the thread that watches.
@@ -41,7 +42,7 @@ pub enum Observation {
     /// The program permits itself few calls (seccomp). Nothing else was looked at, because a look
     /// takes calls.
     Filtered,
-    /// The program has not been taken over, and nothing tells its memory.
+    /// The program has not been taken over, and its memory cannot be read.
     Unmeasured,
     /// It has not been taken over.
     Unmanaged(Unmanaged),
@@ -78,16 +79,16 @@ pub struct Managed {
     pub is_slowed: bool,
     /// Another process reads all of its memory, which must stay.
     pub is_read: bool,
-    /// As before the take-over.
+    /// As in [`Unmanaged`].
     pub is_recorded: bool,
-    /// The memory that it may have, the part of it that it keeps while it is idle, and memory that
-    /// other processes count as well, bytes.
+    /// Bytes: the memory that it may have, the part that it keeps while it is idle, and memory that
+    /// other processes count as well.
     pub allowance: u64,
     pub kept_idle: u64,
     pub shared: u64,
     /// Memory besides the pager's, bytes.
     pub besides: u64,
-    /// The pager's budget, and the least with which it goes on, bytes.
+    /// The pager's budget, and the least with which it works, bytes.
     pub budget: u64,
     pub least: u64,
 }
@@ -95,7 +96,7 @@ pub struct Managed {
 /// The next step of the thread that watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It ends. Another one goes on after the call.
+    /// It ends. Another thread watches after the call.
     End,
     /// It gives the program up, for this reason, and ends.
     Refuse(&'static str),
@@ -114,9 +115,9 @@ pub enum Action {
 pub struct Keep {
     /// Looks in a row with a starved thread and no hope.
     pub hopeless: u32,
-    /// Starved threads wait. Otherwise the program ends with a message.
+    /// True if starved threads wait; otherwise the program ends with a message.
     pub is_patient: bool,
-    /// Threads that need an evicted page wait, and the others' pages leave.
+    /// True if threads that need an evicted page wait.
     pub is_suspended: bool,
     /// Another budget.
     pub budget: Option<u64>,
@@ -144,7 +145,7 @@ fn before_take_over(seen: &Unmanaged) -> Action {
         return Action::Wait { wait };
     }
     if is_wanted || room < reserve(allowance) && used >= MANAGED_MIN {
-        // The thread learns later how much memory there is besides the pager's pages.
+        // The memory besides the pager's pages shows later.
         let cost = if is_recorded { 0 } else { COST };
         return Action::TakeOver { budget: allowance.saturating_sub(cost).max(BUDGET_LEAST) };
     }
@@ -154,12 +155,12 @@ fn before_take_over(seen: &Unmanaged) -> Action {
     }
 }
 
-/// Keeps the pager's budget at the allowance, less other memory. Shared memory is in both.
+/// Keeps the pager's budget at the allowance, less other memory. Shared memory counts in both.
 fn keep(seen: &Managed) -> Keep {
     let least = least_budget(seen.least);
     let is_slowed = seen.is_slowed && !seen.is_starved && !seen.is_read;
-    // With less than its least, or than its share, it starves for want of a larger budget, which it
-    // gets now.
+    // If its budget is below its least or its share, it starves only because of that, and gets more
+    // now.
     let is_cut = least > seen.budget || seen.kept_idle < seen.allowance;
     let is_hopeless = seen.is_starved && !seen.may_hope && !is_cut;
     let kept_idle = if seen.is_starved { u64::MAX } else { seen.kept_idle };
@@ -171,7 +172,7 @@ fn keep(seen: &Managed) -> Keep {
     };
     let budget = most.saturating_sub(seen.besides).max(least);
     let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP && seen.budget >= least;
-    // Pages are charged as they come: only memory besides them grows unseen.
+    // The pager charges pages as they come: only memory besides them grows unseen.
     let room = if seen.is_recorded { u64::MAX } else { (most / 4).max(1 << 20) };
     Keep {
         hopeless,
@@ -186,33 +187,32 @@ fn keep(seen: &Managed) -> Keep {
     }
 }
 
-/// The time of which a part is served, and the parts of one that is slowed.
+/// The faults of a slowed process are served in one of so many slices of time.
 const SLICE: Duration = Duration::from_millis(50);
 const SLICES: u64 = 4;
 
-/// True if the faults of a process are not served just now, as so many others work and need the
-/// CPUs. It is served a quarter of the time, by the clock's milliseconds.
+/// True if the faults of a process are not served now, because many processes before it work and
+/// need the CPUs. They are served a quarter of the time, by the clock's milliseconds.
 pub fn is_slowed(ahead: u64, cpus: u64, now: u64, process: u64) -> bool {
     ahead >= 2 * cpus && !(now / SLICE.as_millis() as u64 + process).is_multiple_of(SLICES)
 }
 
-/// The least budget of a pager that needs so much to go on.
+/// The least budget of a pager that needs at least so much.
 fn least_budget(least: u64) -> u64 {
     least.max(BUDGET_LEAST)
 }
 
-/// Bytes that a process needs to go on, by its memory: if it has not been taken over, it gives none
-/// back before it is large.
+/// Bytes that a process needs before it is taken over: it gives no memory back while it is small.
 pub fn least_unmanaged(used: u64) -> u64 {
     used.min(MANAGED_MIN)
 }
 
-/// The same of one that was taken over, by its memory besides the pager's and the pager's least.
+/// The same after the take-over, by the memory besides the pager's and the pager's least.
 pub fn least_managed(besides: u64, least: u64) -> u64 {
     besides.saturating_add(least_budget(least))
 }
 
-/// The time until so much room may be used up.
+/// The time in which the program could use up so much room.
 fn wait(room: u64) -> Duration {
     Duration::from_secs_f64(room as f64 / GROWTH as f64).clamp(WAIT_MIN, WAIT_MAX)
 }
@@ -233,13 +233,13 @@ pub fn has_grown(besides: u64, at_last_look: u64) -> bool {
     besides > at_last_look + LOOK_STEP
 }
 
-/// Shared memory, bytes, of which little counts nothing.
+/// Shared memory in bytes; less than [`SHARED_LEAST`] counts as none.
 pub fn counted_shared(bytes: u64) -> u64 {
     if bytes < SHARED_LEAST { 0 } else { bytes }
 }
 
-/// The time until shared memory is measured again, after one that took so long: soon after a fork,
-/// since a child may become another program, and then less often.
+/// The time until shared memory is measured again, if the last time `took` so long. It is short
+/// after a fork, since a child may become another program, and then grows.
 pub fn shared_wait(is_new: bool, before: Duration, took: Duration) -> Duration {
     let wait = if is_new { WAIT_MIN } else { (before * 2).min(SHARED_WAIT) };
     wait.max(took * SHARED_PART)
@@ -298,7 +298,7 @@ mod tests {
     fn a_program_is_taken_over_when_a_quarter_is_left_and_it_is_large() {
         assert!(!is_taken(75 * MIB, 100 * MIB), "just a quarter");
         assert!(is_taken(75 * MIB + 1, 100 * MIB));
-        // Of a small allowance more is left, for the take-over: 11 MiB, but half at most.
+        // A larger part of a small allowance stays for the take-over: 11 MiB, but half at most.
         assert!(!is_taken(29 * MIB, 40 * MIB));
         assert!(is_taken(29 * MIB + 1, 40 * MIB));
         assert!(!is_taken(MANAGED_MIN - 1, 16 * MIB), "small programs are left alone");
@@ -311,7 +311,8 @@ mod tests {
         assert_eq!(step(seen), Action::TakeOver { budget: 57 * MIB });
         let little = Unmanaged { allowance: 9 * MIB, ..seen };
         assert_eq!(step(little), Action::TakeOver { budget: BUDGET_LEAST });
-        // `look` and the watching thread agree: its request is too much where it would be short.
+        // `look` and the watching thread agree: a request is too much exactly if memory would be
+        // short.
         for (bytes, allowance) in [(48, 64), (49, 64), (29, 40), (30, 40), (8, 16), (9, 16)] {
             let is_short = allowance * MIB - bytes * MIB < reserve(allowance * MIB);
             assert_eq!(is_too_much(bytes * MIB, allowance * MIB), is_short);

@@ -1,9 +1,9 @@
 //! Memory that the kernel or a device uses outside of the calls that name it.
 //!
-//! A virtual machine's guest, a driver or an asynchronous read finds an absent page where nobody
+//! If a virtual machine's guest, a driver or an asynchronous read meets an absent page, no thread
 //! can bring it in. So such memory stays: the calls that name it give it back to the program.
-//! Before the take-over the preloaded library tells of them. A device that was told of memory
-//! otherwise does not say which it was; a program that has one open is left alone.
+//! Before the take-over the preloaded library reports these calls. A device may have been told of
+//! memory in another way, and does not say of which: a program that has one open is left alone.
 
 use crate::buffers::touched;
 use crate::pins::{BUFFERS_MAX, Pins, buffer_of, make, peek, pin_vector};
@@ -24,7 +24,7 @@ const USERS: [&str; 5] =
 const TOLD: [&str; 3] = ["anon_inode:kvm-vm", "/dev/vhost-", "/dev/vfio/"];
 
 /// The name of an open file by which the kernel may use memory that is not known here. Looks at the
-/// files of a thread: the first one of the program may have ended.
+/// files of `thread`, since the program's first thread may have ended.
 pub fn user(thread: i32) -> Option<String> {
     let told: &[&str] = if handed().is_empty() { &TOLD } else { &[] };
     let is_user = |name: &str| USERS.iter().chain(told).any(|user| name.starts_with(user));
@@ -50,7 +50,7 @@ pub fn handed() -> Vec<Range<usize>> {
     HANDED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// The preloaded library's, before a call of `ioctl` that hands memory to a device.
+/// The preloaded library calls this before an `ioctl` that hands memory to a device.
 pub extern "C" fn note(number: u32, at: u64) {
     // The program may hold the locks of its allocator, and a signal must not find ours.
     let _inside = inside();
@@ -62,7 +62,7 @@ pub extern "C" fn note(number: u32, at: u64) {
     });
 }
 
-/// Calls this with the address and the length of all memory that an `ioctl` hands to a device.
+/// Calls `each` with the address and the length of all memory that an `ioctl` hands to a device.
 fn each_range(number: u32, at: u64, each: impl FnMut(u64, u64)) {
     let word = |place: u64| peek::<u64>(at.wrapping_add(place * 8)).unwrap_or(0);
     uzswap_tree::devices::each_range(number, word, each);
@@ -96,8 +96,8 @@ const READ_VECTOR: u16 = 7;
 const WRITE_VECTOR: u16 = 8;
 
 /// `io_submit`: the kernel looks at the buffers before it answers, and pins those that a device
-/// then writes. A page that is pinned does not leave where pages are moved; where they are copied,
-/// the buffers are given back to the program.
+/// then writes. A pinned page does not leave where pages are moved. Where they are copied, the
+/// buffers are given back to the program.
 pub fn submit(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
     let [_, count, list, ..] = call.arguments;

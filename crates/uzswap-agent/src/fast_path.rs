@@ -1,8 +1,8 @@
-//! The fast path of a replaced call, which decides most of those that a server makes: their
-//! buffers are there. It saves the cost of keeping the processor's whole state
-//! ([`uzswap_calls::Looks`]). So no code here, nor any that is called from here, may call the C
-//! library or use vector registers beyond those of any x86-64.
-//! `tests/tests/in_process/fast_path.rs` reads the machine code for that.
+//! The fast path of a replaced call, which handles most calls of a server: their buffers are
+//! present. It saves the cost of keeping the processor's whole state ([`uzswap_calls::Looks`]). So
+//! no code here, nor any that is called from here, may call the C library or use vector registers
+//! beyond those of any x86-64. `tests/tests/in_process/fast_path.rs` reads the machine code for
+//! that.
 
 use crate::pins::used_of_futex;
 use crate::{own_files, stage, thread};
@@ -18,11 +18,11 @@ const BYTES_MAX: u64 = 64 << 10;
 /// A page that is out may have a guard in its place: see [`crate::own_files::read_pagemap`].
 pub static HAS_GUARDS: AtomicBool = AtomicBool::new(false);
 
-/// Makes the call if all that it is given is there.
+/// Makes the call if all of its memory is present.
 pub fn on_call(call: &mut Call) -> Outcome {
     let Some([one, other]) = buffers(call) else { return Outcome::Undecided };
     if stage::is_left() {
-        // Threads may have one block.
+        // Threads may share one block.
         return Outcome::Bare;
     }
     if is_pager_thread() || fault_signals::is_on_own_stack() || !stage::is_complete() {
@@ -37,12 +37,12 @@ pub fn on_call(call: &mut Call) -> Outcome {
             Pager::unpin(one);
             return Outcome::Undecided;
         };
-        // As the program would have made it: our signals know how to have it begun again there.
+        // Made as by the program: our signals can begin such a call again.
         if call.number as libc::c_long == libc::SYS_futex && one.is_empty() && other.is_empty() {
             return Outcome::Bare;
         }
         let frame = Frame::of(call);
-        // Another call of this thread's may not be over yet, or was left by a handler.
+        // Another call of this thread's is not over yet, or a handler has left it.
         if !thread.pin(frame as usize, &one, &other) {
             Pager::unpin(other);
             Pager::unpin(one);
@@ -57,11 +57,11 @@ pub fn on_call(call: &mut Call) -> Outcome {
     })
 }
 
-/// The memory that a call is given, if it is one of the frequent ones that are given little.
+/// The buffers of a call, if it is a frequent one with small buffers.
 fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
     let [a, b, c, d, e, _] = call.arguments;
     let (one, other) = match call.number as libc::c_long {
-        // Perhaps the kernel's list of pages.
+        // It may read the kernel's list of pages.
         libc::SYS_pread64 if (c | d) % 8 == 0 && HAS_GUARDS.load(Relaxed) => return None,
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             if own_files::may_show_memory() {

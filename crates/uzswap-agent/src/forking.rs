@@ -1,14 +1,15 @@
-//! Forks: the child goes on with a copy of everything, pool and index too, by the fork itself.
+//! Forks: the fork itself gives the child a copy of everything, pool and index too.
 //!
-//! Everything stands still around the system call alone, which is a replaced instruction. Before
-//! and after it the C library and the program's handlers (`pthread_atfork`) use memory, take locks
-//! and wait for other threads, and all of these may need us. So nothing is locked there, and no
-//! signal is blocked. A fork that is made past the C library's `fork` is like any other.
+//! Everything of ours stands still only around the system call, which is a replaced instruction.
+//! Before and after that call the C library and the program's handlers (`pthread_atfork`) use
+//! memory, take locks and wait for other threads, and all of these may need us. So nothing is
+//! locked there, and no signal is blocked. A fork that is made past the C library's `fork` is like
+//! any other.
 //!
 //! Before the take-over no instruction is replaced. The child then has a new allocator, because
-//! another thread of the parent may have held the old one ([`in_child`]). While more than that is
-//! under way `fork` waits; and that is begun when no fork is under way ([`busy`]). The search for
-//! system calls takes long, and leaves nothing that a child must not find.
+//! another thread of the parent may have held the old one ([`in_child`]). `fork` waits while our
+//! thread does work that a child must not find half done, and that work begins when no fork is
+//! under way ([`busy`]). The search for system calls takes long, and is no such work.
 //!
 //! A child has none of our threads. They are started where the C library is whole: in a handler of
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
@@ -24,7 +25,7 @@ use uzswap_region::BeforeFork;
 use uzswap_sys::process;
 use uzswap_tree::front::Front;
 
-/// Nothing of this library moves.
+/// While this exists, nothing of this library moves.
 pub struct Still<L, M> {
     inside: Inside,
     quiet: MutexGuard<'static, ()>,
@@ -33,8 +34,7 @@ pub struct Still<L, M> {
     memory: ManuallyDrop<M>,
 }
 
-/// Set by a fork, and cleared by the next look of the thread that watches: memory is shared. The
-/// parent's stage stays the same.
+/// Set by a fork, since memory is shared then, and cleared by the watching thread's next look.
 static IS_NOTED: AtomicBool = AtomicBool::new(false);
 
 /// Notes a fork, in both processes.
@@ -93,8 +93,8 @@ fn leave(error: &io::Error) {
     crate::leave_alone(&format!("it was forked where its pages cannot be watched: {error}"));
 }
 
-/// Held by a thread of ours while a child would find its work half done. Taken once the program has
-/// been taken over, and by the thread that does so.
+/// Held by a thread of ours while a child would find its work half done. Used after the take-over,
+/// and by the thread that takes over.
 static QUIET: Mutex<()> = Mutex::new(());
 
 /// Held while the thread that watches is at work; a fork waits for it.
@@ -104,17 +104,17 @@ pub fn at_work() -> MutexGuard<'static, ()> {
 
 /// Forks by `fork` that are under way in a program that was not taken over, with two flags.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// The thread that watches waits for them, and new ones wait for it.
+/// The watching thread waits for these forks, and new forks wait for it.
 const WANTED: u32 = 1 << 30;
-/// It is at work: a child would find more half done than can be begun anew.
+/// The watching thread is at work: a child would find more half done than it can begin anew.
 const BUSY: u32 = 1 << 31;
 
-/// How long our thread waits for forks at a time. Then those that wait for it may go on, because
-/// one that is under way may need a lock that the thread of another has.
+/// How long our thread waits for forks at a time. Then waiting forks may go on, because a fork
+/// under way may need a lock that a waiting thread has.
 const TURN: Duration = Duration::from_millis(100);
-/// After so many times it waits for forks no more, and a fork waits no longer than that for our
-/// thread. Each may have a lock that the other one needs. A child that is made in spite of it is
-/// left alone.
+/// After so many turns our thread no longer waits for forks; and a fork waits no longer than the
+/// time below for our thread. Each may have a lock that the other needs. A child that is made
+/// during the work is left alone.
 const TURNS: u32 = 50;
 const FORKS_PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
@@ -122,7 +122,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The thread that watches has begun work that a child must not find half done.
 pub struct Busy;
 
-/// Has forks wait, and waits for those that are under way. Nothing is begun before.
+/// Makes new forks wait, and waits for those that are under way. The work begins after this.
 pub fn busy() -> Busy {
     for _ in 0..TURNS {
         FORKS.fetch_or(WANTED, SeqCst);
@@ -133,7 +133,7 @@ pub fn busy() -> Busy {
         FORKS.fetch_and(!WANTED, SeqCst);
         std::thread::sleep(2 * PAUSE);
     }
-    // Those that are under way are counted no more.
+    // Forks that are under way are no longer counted.
     FORKS.store(BUSY, SeqCst);
     Busy
 }
@@ -162,7 +162,7 @@ fn begin_fork() -> bool {
 
 fn end_fork() {
     let less = |now: u32| (now & !(WANTED | BUSY) > 0).then(|| now - 1);
-    // It may be counted no more.
+    // The fork may be no longer counted.
     let _ = FORKS.fetch_update(SeqCst, SeqCst, less);
 }
 
@@ -185,8 +185,8 @@ pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     child
 }
 
-/// In a child of a process that has not been taken over: it is one of its own, which nobody
-/// watches yet. `false`: it was made while it was being taken over, and is left alone.
+/// In a child of a process that has not been taken over: the child is a process of its own, which
+/// no thread watches yet. `false`: its parent was being taken over, and the child is left alone.
 pub extern "C" fn in_child() -> bool {
     if stage::is_taken_over() {
         return true;
@@ -214,7 +214,7 @@ pub fn attend() {
     }
 }
 
-/// Has threads started in children. Once, after the pager is made.
+/// Registers the handler that starts threads in children. Called once, after the pager is made.
 pub fn watch() -> io::Result<()> {
     extern "C" fn in_child() {
         attend();

@@ -1,5 +1,5 @@
-//! The program's handlers of signals: they run where they would have run, with the registers that
-//! they would have seen.
+//! Runs the program's signal handlers where they would run without us, with the registers that they
+//! would see.
 //!
 //! ```text
 //! kernel → `arrive`, on our stack, all signals blocked
@@ -8,9 +8,9 @@
 //!        → the mask that the handler has left, without ours → rt_sigreturn
 //! ```
 //! A handler that interrupts a replaced call sees the thread as it would be in the kernel: at its
-//! `syscall`. So it may unwind from there (`pthread_cancel`, exceptions) or tell where it was. When
-//! it returns, the thread goes on in our code, unless the handler has sent it elsewhere. If it
-//! never returns, the call is over: [`crate::thread`].
+//! `syscall`. So the handler may unwind from there (`pthread_cancel`, exceptions), or tell the
+//! place. When it returns, the thread goes on in our code, unless the handler has sent it
+//! elsewhere. If it never returns, the call is over: [`crate::thread`].
 
 use crate::signals::{KernelAction, ours};
 use crate::{seen, stacks, stage, thread};
@@ -23,9 +23,9 @@ const SA_RESTORER: u64 = 0x0400_0000;
 const SA_ONSTACK: u64 = libc::SA_ONSTACK as u64;
 const SA_NODEFER: u64 = libc::SA_NODEFER as u64;
 const SIGNALS: usize = 64;
-/// Below a function's stack, bytes that it may use without saying so.
+/// Bytes below its stack pointer that a function may use.
 const RED_ZONE: usize = 128;
-/// A flag of a stack: the kernel forgets it while a handler is on it.
+/// A flag of a stack: the kernel forgets the stack while a handler is on it.
 const AUTODISARM: i32 = 1 << 31;
 
 /// An action of the program's, which other threads read while it is replaced.
@@ -34,7 +34,7 @@ struct Entry(Versioned<4>);
 static ACTIONS: [Entry; SIGNALS + 1] = [const { Entry(Versioned::zeros()) }; SIGNALS + 1];
 
 impl Entry {
-    /// In our own code: no handler of this thread's waits for it.
+    /// Called in our own code, so that no handler of this thread waits for the entry.
     fn set(&self, action: &KernelAction) {
         let KernelAction { handler, flags, restorer, mask } = *action;
         self.0.set([handler, flags, restorer, mask]);
@@ -62,8 +62,8 @@ fn of_kernel(signal: u64) -> KernelAction {
     action
 }
 
-/// True if a signal that the program handles so begins in our code. In a program that is left alone
-/// those handlers do whose stack was exchanged.
+/// True if a signal with this action begins in our code. In a program that is left alone, only
+/// handlers on a signal stack do: we have exchanged that stack.
 fn is_wrapped(signal: u64, action: &KernelAction) -> bool {
     let is_dump = || action.handler == libc::SIG_DFL as u64 && is_dumped(signal);
     match stage::is_left() {
@@ -87,8 +87,8 @@ pub fn of_program(signal: u64) -> KernelAction {
     }
 }
 
-/// Sets the program's action; the kernel's answer. `is_other`: by a process that shares this
-/// memory until it is another program, and whose handlers are none of ours. In our own code.
+/// Sets the program's action; returns the kernel's answer. `is_other`: the caller borrows this
+/// memory (`vfork`), and its handlers do not begin in our code. Called in our own code.
 pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
     let mut given = KernelAction { mask: action.mask & !ours(), ..*action };
     if let Some(entry) = ACTIONS.get(signal as usize)
@@ -96,7 +96,7 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
         && !is_other
     {
         entry.set(&given);
-        // Nothing else runs on our stack while a handler begins there.
+        // All signals are blocked: nothing else may run on our stack while a handler begins there.
         const FORM: u64 = SA_RESTORER | SA_ONSTACK | libc::SA_SIGINFO as u64;
         let restorer = behind_nop(leave_in_place);
         let (handler, flags) = (own_handler(), action.flags & !SA_NODEFER | FORM);
@@ -107,12 +107,11 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
     unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) }
 }
 
-/// Faults end a process that blocks them.
+/// The kernel ends a process that blocks the signal of a fault.
 const FAULTS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | 1 << (libc::SIGSEGV - 1);
 
-/// Has the kernel begin our own handler of a signal on the thread's stack for signals, or not. It
-/// must not while threads are stopped: the program's stack may be too small, and nothing is absent
-/// yet.
+/// Sets if the kernel begins our own handler of a signal on the thread's signal stack. Not while
+/// threads are stopped: the program's signal stack may be too small, and nothing is absent yet.
 pub fn begin_on_stack(signal: i32, is_so: bool) {
     let mut action = of_kernel(signal as u64);
     action.flags = if is_so { action.flags | SA_ONSTACK } else { action.flags & !SA_ONSTACK };
@@ -121,7 +120,7 @@ pub fn begin_on_stack(signal: i32, is_so: bool) {
     unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) };
 }
 
-/// Takes over the actions that the program has set. While all other threads stand still.
+/// Takes over the actions that the program has set. Called while all other threads stand still.
 pub fn take_over() {
     let others = (1..=SIGNALS as u64).filter(|signal| ours() & 1 << (signal - 1) == 0);
     for signal in others {
@@ -133,7 +132,8 @@ pub fn take_over() {
     }
 }
 
-/// Has the kernel begin the program's handlers itself, as far as it can: the program is left alone.
+/// Lets the kernel begin the program's handlers itself, as far as possible: the program is left
+/// alone.
 pub fn give_back() {
     for signal in 1..=SIGNALS as u64 {
         if of_kernel(signal).handler == own_handler() {
@@ -161,7 +161,7 @@ const RSP: usize = 15;
 const RIP: usize = 16;
 const RAX: usize = 13;
 
-/// In the order of [`UserContext::registers`], which of [`Registers::general`] it is.
+/// The place in [`Registers::general`] of each of [`UserContext::registers`].
 const ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
 
 impl UserContext {
@@ -173,7 +173,7 @@ impl UserContext {
         self.registers[17] = registers.flags;
     }
 
-    /// Bytes of the processor's extended state, which the kernel says within it.
+    /// Bytes of the processor's extended state, which the kernel has written within that state.
     fn extended_bytes(&self) -> usize {
         const LEGACY: usize = 512;
         const MAGIC: u32 = 0x4650_5853;
@@ -192,14 +192,14 @@ struct OnStack {
     leave: u64,
     context: UserContext,
     info: libc::siginfo_t,
-    /// How to go on.
+    /// How the thread goes on.
     after: After,
 }
 
 struct After {
     /// The true state, if the handler was shown another one; or null.
     interrupted: *mut OnStack,
-    /// Where it was shown to be.
+    /// The instruction and the stack that the handler was shown.
     shown: [u64; 2],
     /// The replaced call that was interrupted; null: none.
     call: *const Frame,
@@ -219,7 +219,7 @@ extern "C" fn arrive(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     unsafe { deliver(&action, signal, info, context.cast()) }
 }
 
-/// Has a handler of the program's run as the kernel would have it.
+/// Runs a handler of the program's as the kernel would.
 ///
 /// # Safety
 /// The arguments are those that the kernel has given to a handler of ours; nothing on the stack of
@@ -267,7 +267,7 @@ unsafe fn deliver(
     let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame as usize));
     let sp = interrupted.registers[RSP] as usize;
     if kernels.is_none() && !is_astray(action, interrupted, frame as usize, sp) {
-        // The thread has none yet, or is ending: it is where it is to be.
+        // The thread has no signal stack of ours: the handler is in its right place.
         let leave = behind_nop(leave_in_place);
         // SAFETY: the first word of the kernel's frame, which is where the handler returns to.
         unsafe { frame.cast::<u64>().write(leave) };
@@ -292,7 +292,7 @@ unsafe fn deliver(
     unsafe { go(&plan) }
 }
 
-/// Unblocks a signal by which evicted pages are touched; another stays blocked.
+/// Unblocks a signal if it is one of ours, by which pages come in.
 fn unblock(signal: i32) {
     let set = ours() & 1 << (signal - 1);
     if set != 0 {
@@ -310,7 +310,8 @@ fn is_astray(action: &KernelAction, interrupted: &UserContext, frame: usize, sp:
     action.flags & SA_ONSTACK == 0 && stack.contains(&frame) && !stack.contains(&sp)
 }
 
-/// Ends the process as the signal would have: it is sent again, and arrives as the thread goes on.
+/// Ends the process as the signal would have: the signal is sent again, and arrives as the thread
+/// goes on.
 ///
 /// # Safety
 /// The arguments are the kernel's.
@@ -324,7 +325,7 @@ unsafe fn die_by(signal: i32, info: *mut libc::siginfo_t, context: *mut UserCont
     unsafe {
         raw(libc::SYS_rt_sigaction as u64, arguments);
         if raw(libc::SYS_rt_tgsigqueueinfo as u64, again) != 0 {
-            // No more may be queued: without the description.
+            // The queue is full: without the description.
             raw(libc::SYS_tgkill as u64, [own, thread, signal as u64, 0, 0, 0]);
         }
         go_back(context)
@@ -519,7 +520,7 @@ macro_rules! leave {
                 ".cfi_escape 0x10, 2, 3, 0x77, 0x98, 0x01",
                 ".cfi_escape 0x10, 7, 3, 0x77, 0xa0, 0x01",
                 ".cfi_escape 0x10, 16, 3, 0x77, 0xa8, 0x01",
-                // Unwinders look for the byte before the one that is returned to.
+                // Unwinders look up the byte before the return address.
                 "nop",
                 "mov rdi, rsp",
                 "call {end}",
@@ -542,7 +543,7 @@ fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
 leave!(leave, end);
 leave!(leave_in_place, end_in_place);
 
-/// Ends a handler that ran on a copy; the state to continue with.
+/// Ends a handler that ran on a copy; returns the state to continue with.
 unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave` with the stack as it was given.
     unsafe {
@@ -551,7 +552,8 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
         let here = given.context.registers;
         let mut to = context;
         if let Some(interrupted) = interrupted.as_mut() {
-            // It goes on where the handler says: there, unless that is elsewhere.
+            // The thread goes on where it was interrupted, unless the handler has changed the
+            // place.
             if [here[RIP], here[RSP]] == shown {
                 interrupted.context.mask = given.context.mask;
                 interrupted.context.stack = given.context.stack;
@@ -562,7 +564,7 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
             thread::with(|thread| thread.call.set(call));
         }
         let to = &mut *to;
-        // As the kernel would: the stack from before, unless it is in use.
+        // As the kernel would: restores the signal stack, unless it is in use.
         let is_used = stacks::of_handlers().is_some_and(|on| on.contains(&(context as usize)));
         if !is_used {
             stacks::set_programs(to.stack);
@@ -575,7 +577,7 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
     }
 }
 
-/// The same of one that runs where the kernel has begun it.
+/// The same for a handler that ran where the kernel began it.
 unsafe extern "C" fn end_in_place(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
     unsafe { (*context).mask &= !ours() };

@@ -9,7 +9,7 @@ use uzswap_tree::front::{FORM, Fork, Front, Hooks};
 /// See [`uzswap_tree::front::BEGIN`].
 #[unsafe(no_mangle)]
 extern "C" fn uzswap_agent(front: &'static Front) -> *const Hooks {
-    // First: all else may have variables of its thread's.
+    // First: all other code may use thread variables.
     if front.form != FORM || !thread_locals::prepare(front) {
         return ptr::null();
     }

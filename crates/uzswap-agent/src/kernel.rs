@@ -1,11 +1,11 @@
 //! Functions of the C library that only make a system call, for the code of this library.
 //!
 //! A library of the program's may have functions by these names (eatmydata, fakechroot,
-//! libfaketime). Its code would run in our threads, and use memory that has left: where there is no
-//! descriptor to bring it in by, that ended the program. It may also open another file than ours,
-//! or tell another time. So the linker puts these in their places (build.rs), for the standard
-//! library too. They make the calls that the C library makes, since a filter (seccomp) may permit
-//! those alone.
+//! libfaketime). Its code would run in our threads, and use memory that has left. A thread without
+//! a descriptor to bring it in would end the program. It may also open another file than ours, or
+//! tell another time. So the linker replaces them by the functions of this file (build.rs), for the
+//! standard library too. They make the calls that the C library makes, since a filter (seccomp) may
+//! permit those alone.
 
 use libc::{c_int, c_long, timespec};
 use nix::errno::Errno;
@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_char};
 use std::ptr;
 use uzswap_calls::raw;
 
-/// Makes a call. The answer is the C library's: -1 with the error in the thread's number.
+/// Makes a call, and answers like the C library: -1 with the error in `errno`.
 ///
 /// # Safety
 /// As of the call.
@@ -29,7 +29,8 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> i64 {
     -1
 }
 
-/// Functions with the kernel's own arguments, up to six. Of fewer, the kernel looks at no others.
+/// Functions with the kernel's own arguments, up to six. The kernel reads no argument beyond those
+/// of the call.
 macro_rules! calls {
     ($($function:ident = $number:ident;)*) => {$(
         #[unsafe(no_mangle)]
@@ -40,7 +41,7 @@ macro_rules! calls {
     )*};
 }
 
-/// The same with a folder before them, which is the process's own: as the C library makes them.
+/// The same for functions that the C library makes by a call with a folder, here the process's own.
 macro_rules! calls_at {
     ($($function:ident($flags:expr) = $number:ident;)*) => {$(
         #[unsafe(no_mangle)]
@@ -120,7 +121,7 @@ unsafe extern "C" fn __wrap_syscall(
     unsafe { make(number, [a, b, c, d, e, f]) }
 }
 
-/// Without a call where the kernel has code for it.
+/// Without a system call if the kernel has code for it (vDSO).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_clock_gettime(clock: c_int, time: *mut timespec) -> c_int {
     let now = match clock {
@@ -144,8 +145,8 @@ unsafe extern "C" fn __wrap_clock_nanosleep(a: u64, b: u64, c: u64, d: u64) -> c
     unsafe { -raw(libc::SYS_clock_nanosleep as u64, [a, b, c, d, 0, 0]) as c_int }
 }
 
-/// The text of an error number. That of newer C libraries allocates, and a child of a fork that
-/// needs to say why it is left alone has the locks of the C library's allocator.
+/// The text of an error number. The function of newer C libraries allocates. A forked child that
+/// says why it is left alone may have the locks of the C library's allocator.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap___xpg_strerror_r(
     number: c_int,

@@ -19,7 +19,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// Smaller mappings are left alone: they would cost more than they save.
 const LEAST: usize = 64 << 10;
 
-/// Where pages may come to be that can be adopted.
+/// The addresses where pages that can be adopted may appear.
 #[derive(Debug, Default)]
 pub struct Layout {
     /// Addresses that are reserved without access, by their start: an allocator makes them
@@ -33,9 +33,9 @@ pub struct Layout {
 
 static LAYOUT: Mutex<Option<Layout>> = Mutex::new(None);
 
-/// Waits until the program's memory has been adopted. The buffers of a call that began before would
-/// not be pinned. Not for calls by which threads wake each other: the thread that adopts may wait
-/// for such a call.
+/// Waits until the program's memory has been adopted. The buffers of a call that began earlier
+/// would not be pinned. Calls by which threads wake each other do not wait here: the thread that
+/// adopts may wait for such a call.
 pub fn await_complete() {
     if !stage::is_complete() {
         let _inside = inside();
@@ -54,14 +54,14 @@ impl Layout {
         Self { heap_end, ..Self::default() }
     }
 
-    /// Has system calls of code that is mapped from now on be replaced.
+    /// Replaces the system calls of code that is mapped from now on.
     pub fn patch_with(&mut self, patcher: Patcher) {
         self.patcher = Some(patcher);
     }
 
-    /// Replaces the system calls of a part of a file that has been mapped as code, and that no
-    /// thread runs yet. Code that may not be read can be meanwhile, and code that may be written
-    /// can be afterwards. Errors: the calls are left as they are.
+    /// Replaces the system calls in a new mapping of a file's code, which no thread runs yet. The
+    /// code is readable meanwhile, and has its own access again afterwards. Errors: the calls are
+    /// left as they are.
     fn patch(
         &mut self,
         mapped: &Range<usize>,
@@ -91,7 +91,7 @@ impl Layout {
         self.reserved.insert(range.start, range.end);
     }
 
-    /// Forgets that addresses are reserved; those of a range that were.
+    /// Forgets the reserved addresses of a range, and returns them.
     fn unreserve(&mut self, range: &Range<usize>) -> Vec<Range<usize>> {
         let overlapping = self.reserved.range(..range.end).rev();
         let overlapping = overlapping.take_while(|(_, end)| **end > range.start);
@@ -121,7 +121,7 @@ fn replace(
 ) -> io::Result<()> {
     let found = sites::of_segment(mapped, file, offset)?;
     if !found.is_empty() {
-        // Its access is set afterwards.
+        // The caller sets its access afterwards.
         let work = patcher.prepare(&found, table::is_looked_at, &[])?;
         // SAFETY: the mapping is new: no thread has its address before the call returns.
         unsafe { work.apply() };
@@ -133,7 +133,7 @@ impl Agent {
     /// Adopts memory that has just become accessible, as far as it can be.
     fn adopt_fresh(&self, range: Range<usize>) {
         let (start, end) = (range.start, range.end);
-        // It becomes one mapping with the adopted memory beside it.
+        // The kernel joins it with the adopted memory beside it.
         let is_beside = || {
             [start.saturating_sub(PAGE_BYTES)..start, end..end + PAGE_BYTES]
                 .into_iter()
@@ -144,8 +144,8 @@ impl Agent {
         }
     }
 
-    /// Adopts memory again. Where pages do not leave by their protection, the program may have
-    /// taken its own access away.
+    /// Adopts memory again. Except in the mode of protection, the program may have taken its own
+    /// access away.
     fn adopt_again(&self, range: Range<usize>) {
         let contents = match crate::mode() {
             Mode::Protection => Contents::Pages,
@@ -154,8 +154,8 @@ impl Agent {
         self.adopt(range, contents);
     }
 
-    /// Adopts memory, however little, unless the program is left alone by now. An error leaves the
-    /// rest as it is: memory of the program's that is not managed.
+    /// Adopts memory, however little, unless the program is left alone by now. After an error the
+    /// rest is memory of the program's that is not managed.
     fn adopt(&self, range: Range<usize>, contents: Contents) {
         if !stage::is_left() {
             // SAFETY: private, anonymous, readable and writable, as the caller saw the call that
@@ -170,7 +170,7 @@ pub fn whole(at: u64, bytes: u64) -> Range<usize> {
     at as usize..end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end)
 }
 
-/// Makes a call, with its result noted.
+/// Makes a call, and notes its result. True: it is no error.
 pub fn make(call: &mut Call) -> bool {
     // SAFETY: the call is the program's, made as it asked.
     call.result = unsafe { raw(call.number, call.arguments) };
@@ -206,7 +206,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
     let mapped = whole(call.result as u64, bytes as u64);
     layout.unreserve(&mapped);
-    // The kernel found nothing there: memory that went by a call which nobody saw.
+    // The kernel found nothing there: an unseen call has unmapped that memory.
     if agent.pager.has_adopted(mapped.clone()) {
         agent.pager.change(mapped.clone(), Change::Gone, || ((), true));
     }
@@ -272,9 +272,8 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `mprotect`, `pkey_mprotect`: memory that was reserved and can be written now is adopted. Code is
-/// none of ours, nor is memory with a protection key: its threads decide whether they may access
-/// it.
+/// `mprotect`, `pkey_mprotect`: reserved memory that becomes writable is adopted. Code is not
+/// adopted, nor is memory with a protection key: its threads decide whether they may access it.
 pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let protection = call.arguments[2] as i32;
@@ -282,7 +281,7 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     let mut layout = lock();
     let has_key = call.number == libc::SYS_pkey_mprotect as u64 && call.arguments[3] as i32 > 0;
     let stays = protection & libc::PROT_EXEC != 0 || has_key;
-    // Where pages leave by their protection, the program's cannot be had beside ours.
+    // In the mode of protection, pages cannot have the program's protection beside ours.
     let given_back = match crate::mode() {
         Mode::Protection => agent.pager.adopted(range.clone()),
         _ => Vec::new(),
@@ -332,7 +331,7 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
     let (range, new_bytes) = (whole(from, old), whole(0, new).end);
     let target = whole(to, new);
     let is_fixed = flags as i32 & libc::MREMAP_FIXED != 0;
-    // Else the kernel refuses it, and nothing is mapped over.
+    // Otherwise the kernel refuses the call, and nothing is mapped over.
     let is_apart = target.start >= range.end || target.end <= range.start;
     let is_over = is_fixed && is_apart && target.start.is_multiple_of(PAGE_BYTES);
     let target = if is_over { target } else { 0..0 };
@@ -356,7 +355,7 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
     if crate::mode() == Mode::Protection {
         // Memory that is evicted by its protection is many mappings to the kernel.
         if range.len() as u64 > agent.pager.memory() / 8 {
-            // It would not fit in one piece; programs take new memory, and copy.
+            // All of it would not fit. Programs then take new memory, and copy.
             call.result = -i64::from(libc::ENOMEM);
             return;
         }
@@ -377,12 +376,12 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
         crate::die(&["memory that the program has moved cannot be taken along"]);
     }
     if behind.is_some_and(is_unmapped) {
-        // Moved, or unmapped by a call that failed then (before Linux 6.17).
+        // The call has moved it, or has unmapped it and then failed (before Linux 6.17).
         agent.pager.change(tail, Change::Gone, || ((), true));
     }
     if call.result == -i64::from(libc::EFAULT) {
         // Memory that is adopted in part is several mappings to the kernel, which it does not move
-        // at once. Given back it is one, as the program knows it.
+        // in one call. Given back, it is one mapping, as the program knows it.
         give_back_and_move(agent, call, range, target);
     }
 }
@@ -392,7 +391,7 @@ fn is_unmapped(page: usize) -> bool {
     look_for_holes(&(page..page + PAGE_BYTES)) != 0
 }
 
-/// Makes a call that maps over a range; whether it did.
+/// Makes a call that maps over a range; true if it succeeded.
 fn make_over(agent: &Agent, call: &mut Call, target: Range<usize>) -> bool {
     let Some(mapped) = agent.pager.first_adopted(target.clone()) else { return make(call) };
     agent.pager.change(target, Change::Gone, || {
@@ -424,7 +423,7 @@ fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>, targe
     parts.into_iter().for_each(|part| agent.adopt_again(part));
 }
 
-/// `mlock`: locked memory is left alone; much of it would leave no room.
+/// `mlock`: locked memory is left alone. Much of it is refused, since it would leave no room.
 pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let _inside = inside();
@@ -438,7 +437,7 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `mincore`: the kernel says of a guard that it is in memory, which stands where a page is out.
+/// `mincore`: the kernel reports a guard as in memory, but the guard stands where a page is out.
 pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, answers, ..] = call.arguments;
     await_complete();
@@ -484,7 +483,7 @@ pub fn attach(agent: &Agent, call: &mut Call) -> Outcome {
     }
     let is_rounded = flags as i32 & libc::SHM_RND != 0;
     let start = if is_rounded { at & !(PAGE_BYTES as u64 - 1) } else { at };
-    // Elsewhere the kernel refuses it, and nothing is mapped over.
+    // At another address the kernel refuses the call, and nothing is mapped over.
     let is_over = start.is_multiple_of(PAGE_BYTES as u64);
     let target = if is_over { whole(start, status.shm_segsz as u64) } else { 0..0 };
     let _inside = inside();

@@ -1,5 +1,5 @@
-//! Any program's memory in a budget, without root, and without the program knowing. A library that
-//! is preloaded (`uzswap-preload`) loads this one when a program has much memory.
+//! Keeps any program's memory in a budget, without root and unknown to the program. The preloaded
+//! library (`uzswap-preload`) loads this one when a program has much memory.
 //!
 //! ```text
 //! start     a thread looks how much memory there is, and decides               (watcher, decide)
@@ -10,8 +10,8 @@
 //! always    how far that is                                                    (stage)
 //!           how much this process may have of what all may                     (tree)
 //! ```
-//! Until memory is short nothing is changed, and nothing costs anything. Pages are compressed,
-//! staged and brought in by the pager that regions have (`uzswap-region`), in the process itself.
+//! Until memory is short nothing is changed, and nothing costs anything. The pager of regions
+//! (`uzswap-region`) compresses, stages and brings in the pages, in the process itself.
 
 #![cfg(target_arch = "x86_64")]
 #![expect(
@@ -76,7 +76,7 @@ const _: () = assert!(PLACE >= map::place::END);
 
 /// The state of a program that was taken over.
 pub struct Agent {
-    /// Where its pages are.
+    /// The pager that has its pages.
     pub pager: Pager,
 }
 
@@ -91,7 +91,6 @@ static AGENT: OnceLock<Agent> = OnceLock::new();
 /// The library that has loaded this one.
 static FRONT: OnceLock<&'static Front> = OnceLock::new();
 
-/// The library that has loaded this one, once it has.
 fn front() -> Option<&'static Front> {
     FRONT.get().copied()
 }
@@ -118,7 +117,8 @@ fn is_inside() -> bool {
     thread::with(|thread| thread.is_inside.get())
 }
 
-/// While this is held, the thread's calls are not looked at, and no handler of a signal runs in it.
+/// While this is held, the agent does not look at the thread's calls, and no signal handler runs in
+/// the thread.
 struct Inside {
     was: bool,
     blocked: Option<Blocked>,
@@ -145,8 +145,8 @@ fn begin(front: &'static Front) {
     fault_signals::set_masks_by(signals::set_mask);
 }
 
-/// The program's accesses are recorded (`uzswap record --accesses`): then its pages have as much
-/// memory at any time, whatever other processes have. So it is in every stage.
+/// True if the program's accesses are recorded (`uzswap record --accesses`), in any stage. Its
+/// pages then always have the same memory, whatever other processes have.
 static IS_RECORDED: AtomicBool = AtomicBool::new(false);
 
 fn is_recorded() -> bool {
@@ -176,16 +176,15 @@ extern "C" fn watch_from_here() {
     }
 }
 
-/// Rung when the thread that watches is to look at once.
 static BELL: AtomicU32 = AtomicU32::new(0);
-/// Has the thread that watches look at once.
+/// Makes the watching thread look immediately.
 fn ring() {
     BELL.fetch_add(1, Relaxed);
     // There is no error that a valid address could meet.
     let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
 }
 
-/// Waits until it is rung, but no longer than that.
+/// Waits for a ring after `rung`, at most for `wait`.
 fn await_bell(rung: u32, wait: Duration) {
     // Rung or not, the thread looks again.
     let _ = futex::wait(&BELL, futex::Flags::PRIVATE, rung, wait.try_into().ok().as_ref());
@@ -220,7 +219,7 @@ fn watch(coming: own_threads::Coming) {
         let at_work = stage::is_taken_over().then(forking::at_work);
         let wait = match decide(&watcher.look()) {
             Action::End => {
-                // Until another thread watches, nobody would resume it.
+                // No thread would resume the program until another one watches.
                 AGENT.get().into_iter().for_each(|agent| agent.pager.set_suspended(false));
                 return looker::end();
             }
@@ -248,12 +247,12 @@ fn watch(coming: own_threads::Coming) {
     }
 }
 
-/// True if the calls of this program are not the kernel's. The kernel gives each program some bytes
-/// by chance, and lists their address. An emulator gives its program others.
+/// True if an emulator answers this program's calls. The kernel gives each program some random
+/// bytes, and lists their address. An emulator gives its program other bytes.
 fn is_emulated() -> bool {
     // SAFETY: takes a number.
     let given = unsafe { libc::getauxval(libc::AT_RANDOM) };
-    // Emulators answer for the folder `self`.
+    // Emulators fake the folder `self`.
     let listed = std::fs::read("/proc/thread-self/auxv").unwrap_or_default();
     let mut words = listed.chunks_exact(8).map_while(|word| word.try_into().ok());
     let mut listed = std::iter::from_fn(|| {
@@ -267,10 +266,10 @@ fn is_emulated() -> bool {
 /// Takes the program over, or gives it up.
 fn take_over(budget: u64, tree: &Tree) {
     request::want_take_over();
-    // The search takes long: before forks wait.
+    // Before forks must wait: the search takes long.
     takeover::look_ahead();
     let _busy = forking::busy();
-    // Forks are looked at from the moment that the calls are replaced.
+    // The agent sees forks from the moment that the calls are replaced.
     let _at_work = forking::at_work();
     if stage::now() != Stage::TakingOver {
         return;
@@ -293,7 +292,7 @@ fn refuse(reason: &str) {
     }
 }
 
-/// Counts this program as one that runs as without us, and says why.
+/// Counts this program as left alone, and says why.
 fn leave_alone(reason: &str) {
     say(&["this program runs without: ", reason]);
     if let Some(tree) = tree() {
@@ -301,7 +300,7 @@ fn leave_alone(reason: &str) {
     }
 }
 
-/// The program's name; where `/proc` is closed to it, that by which it was called.
+/// The program's name, or the name by which it was called if `/proc` is closed to it.
 fn name() -> String {
     let called = || {
         let first = std::env::args_os().next().unwrap_or_default();
@@ -317,8 +316,8 @@ fn say(parts: &[&str]) {
     let mut line = [IoSlice::new(b""); 8];
     let all = ["uzswap: "].into_iter().chain(parts.iter().copied().take(6)).chain(["\n"]);
     line.iter_mut().zip(all).for_each(|(to, part)| *to = IoSlice::new(part.as_bytes()));
-    // In one piece, and without the lock of the standard library, which a fork may find taken.
-    // Where standard error is closed there is nobody to tell.
+    // One write, without the standard library's lock, which another thread may hold at a fork. If
+    // standard error is closed, nobody can be told.
     let _ = rustix::io::writev(rustix::stdio::stderr(), &line);
 }
 

@@ -1,8 +1,8 @@
-//! A thread with a table of descriptors of its own, for all work that opens files for a moment.
+//! A thread with its own table of descriptors, for all work that opens files briefly.
 //!
-//! In the program's table a file of ours would have the lowest free number for a moment. A program
-//! that closes all its descriptors would close ours, and one that opens a file at that moment would
-//! get another number than it expects.
+//! In the program's table a file of ours would have the lowest free number. A program that closes
+//! all its descriptors would close ours, and one that opens a file at that moment would get another
+//! number than it expects.
 
 use crate::thread;
 use rustix::thread::futex;
@@ -16,12 +16,12 @@ use uzswap_tree::front::STACK;
 const NONE: u32 = 0;
 const DO: u32 = 1;
 const END: u32 = 2;
-/// The present order. One thread gives orders at a time, and waits until it is [`NONE`].
+/// The present order. One thread gives orders at a time, and waits until the order is [`NONE`].
 static ORDER: AtomicU32 = AtomicU32::new(NONE);
-/// Work of the thread that waits.
+/// The work of the thread that gave the order.
 static WORK: AtomicPtr<Work<'static>> = AtomicPtr::new(ptr::null_mut());
 type Work<'a> = &'a mut (dyn FnMut() + Send);
-/// The thread has been started. It may fail in any stage of the program.
+/// True if the thread has been started, which may fail in any stage of the program.
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 
 /// Starts the thread. Where that fails, the caller does the work itself.
@@ -33,10 +33,10 @@ pub fn start() {
     started.into_iter().for_each(own_threads::Started::leave);
 }
 
-/// Does work in that thread, and waits for it. `/proc/self` is as here, `/proc/thread-self` is not.
-/// The work touches no memory that may be evicted, since the thread has no descriptor to bring it
-/// in by. So it asks nothing of the C library's allocator, from which the thread would have a
-/// cache.
+/// Does work in that thread, and waits for it. There `/proc/self` is the same as here,
+/// `/proc/thread-self` is not. The work must touch no memory that may be evicted, since the thread
+/// has no descriptor to bring it in by. So the work must not allocate from the C library, whose
+/// allocator would keep a cache for the thread.
 pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     if !IS_THERE.load(SeqCst) {
         return work();
@@ -61,7 +61,7 @@ fn order(order: u32) {
     ORDER.store(order, SeqCst);
     wake();
     while ORDER.load(SeqCst) == order {
-        // Interrupted, or done: it looks again.
+        // Interrupted or done, the loop looks again.
         let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
     }
 }
@@ -74,7 +74,7 @@ fn wake() {
 fn run(coming: own_threads::Coming) {
     let _entered = coming.enter();
     thread::with(|thread| thread.is_inside.set(true));
-    // Where it is refused, the thread does its work with the program's table.
+    // If the kernel refuses, the thread does its work with the program's table.
     let _ = leave_programs_table();
     loop {
         let order = ORDER.load(SeqCst);

@@ -1,5 +1,5 @@
-//! Calls that set which signals are blocked for their time, or wait for signals: SIGBUS and SIGILL
-//! are always let through, and nobody else takes them.
+//! Calls that block signals while they run, or that wait for signals. SIGBUS and SIGILL stay
+//! unblocked, and no such call takes them.
 
 use crate::pins::{Pins, make, make_once, peek, pin_touched};
 use crate::signals::ours;
@@ -10,7 +10,7 @@ use uzswap_calls::{Call, Outcome};
 /// Bytes of a set of signals.
 const SET: u64 = 8;
 
-/// Which argument of a call is a set of signals, of those that have one.
+/// The place of a call's argument that is a set of signals, if it has one.
 pub fn argument(number: c_long) -> Option<usize> {
     Some(match number {
         libc::SYS_rt_sigsuspend | libc::SYS_rt_sigtimedwait => 0,
@@ -21,7 +21,7 @@ pub fn argument(number: c_long) -> Option<usize> {
     })
 }
 
-/// Makes a call with ours taken out of the set at that argument.
+/// Makes a call without our signals in the set at that argument.
 pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     layout::await_complete();
     let mut pins = Pins::new(agent);
@@ -34,7 +34,7 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
         call.arguments[at] = std::ptr::from_ref(set) as u64;
     }
     if call.number as c_long == libc::SYS_rt_sigtimedwait {
-        // Where it answers `EFAULT`, it has taken the signal.
+        // A call that answers `EFAULT` has taken the signal.
         make_once(call);
     } else {
         make(agent, call);

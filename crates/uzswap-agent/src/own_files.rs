@@ -1,5 +1,5 @@
-//! Files of the kernel's that show this process's memory: `/proc/self/pagemap`, by which programs
-//! ask which pages there are, and `/proc/self/mem`, by which they read and write them.
+//! The kernel's files that show this process's memory: `/proc/self/pagemap` lists the pages,
+//! `/proc/self/mem` reads and writes them.
 
 use crate::pins::{BUFFERS_MAX, Pins, buffer_of, peek_bytes};
 use crate::{Agent, inside};
@@ -10,8 +10,8 @@ use uzswap_calls::{Call, raw};
 use uzswap_region::Mode;
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Corrects the kernel's list of this process's pages, if a program has read that. The kernel lists
-/// a guard as a page that is swapped out; a page for which it stands is absent.
+/// Corrects the kernel's list of this process's pages, if a call has read that list. The kernel
+/// lists a guard as a swapped-out page, but the page is absent.
 pub fn read_pagemap(agent: &Agent, call: &Call) {
     const ENTRY: u64 = size_of::<u64>() as u64;
     const SWAPPED_OR_GUARD: u64 = 1 << 62 | 1 << 58;
@@ -36,9 +36,9 @@ pub fn read_pagemap(agent: &Agent, call: &Call) {
     }
 }
 
-/// The program has opened a file of its memory. By protection the kernel reads zeros there for
-/// pages that are out; by the other means it answers `EIO`, or stops before them. So the pages come
-/// in first.
+/// True once the program has opened a file of its memory. For absent pages the kernel reads zeros
+/// there in the mode of protection; otherwise it answers `EIO`, or stops before them. So the pages
+/// come in first.
 static IS_MEMORY_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// True if a call may be of a file of the process's memory.
@@ -73,8 +73,7 @@ pub fn before_open(call: &Call) {
     }
 }
 
-/// The memory that a call reads or writes by the kernel's file of it, pinned: so many bytes, behind
-/// those that are done.
+/// Pins the bytes that a call reads or writes through the file of memory, after the `done` ones.
 pub fn show<'a>(agent: &'a Agent, call: &Call, done: u64, bytes: u64) -> Option<Pins<'a>> {
     let [file, _, _, offset, ..] = call.arguments;
     if !may_show_memory() || !is_own(file as i32, MEMORY) {
@@ -115,8 +114,8 @@ pub fn show_to_list<'a>(agent: &'a Agent, call: &Call) -> Option<Pins<'a>> {
     show(agent, call, 0, buffers.fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)))
 }
 
-/// True if a file is of this name among the kernel's about this process, which reports such files
-/// as empty.
+/// True if a file is the kernel's file of this name about this process. The kernel reports such
+/// files as empty.
 fn is_own(file: i32, name: &str) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];

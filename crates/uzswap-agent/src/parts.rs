@@ -1,8 +1,8 @@
-//! Calls that move more than may be pinned at once, and that the kernel would have made whole: it
-//! would stop at memory that is out. They are made in parts, each with its memory pinned.
+//! Calls that move more than may be pinned at one time, and that the kernel must make whole: it
+//! would stop at an absent page. The agent makes them in parts, each with its memory pinned.
 //!
-//! On a stream a blocking call moves all bytes that it is given, and so does a look into another
-//! process's memory. A list of messages ends where one finds no room, and that message is lost.
+//! A blocking call on a stream moves all of its bytes, as does a read of another process's memory.
+//! A list of messages ends at one that finds no memory, and that message is lost.
 
 use crate::pins::{
     BUFFERS_MAX, BYTES_MAX, GivenMemory, MOST, Pins, UNTOLD, is_stream, is_type, pin_header,
@@ -31,7 +31,7 @@ pub fn kind(call: &Call) -> Option<Long> {
         }
         libc::SYS_getrandom => return Some(Long::Random),
         libc::SYS_writev => is_pipe_or_stream(file) && !own_files::may_show_memory(),
-        // Of each call with MSG_ZEROCOPY the kernel says once that it is done with the memory.
+        // For each call with MSG_ZEROCOPY the kernel reports once that it is done with the memory.
         libc::SYS_sendto => third as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
         libc::SYS_sendmsg => second as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
         libc::SYS_recvfrom => waits_for_all(third) && is_stream_socket(file),
@@ -67,7 +67,7 @@ fn is_pipe_or_stream(file: u64) -> bool {
     is_type(file as i32, libc::S_IFIFO) || is_stream_socket(file)
 }
 
-/// The answer to a call of which parts have moved so many bytes, and the last one answered this.
+/// The answer to a call whose parts have moved `done` bytes, and whose last part answered `result`.
 fn sum(done: i64, result: i64) -> i64 {
     if result < 0 && done > 0 { done } else { done + result }
 }
@@ -78,7 +78,7 @@ struct Stream {
     arguments: [u64; 6],
     /// Of `sendmsg` and `recvmsg`.
     message: Option<libc::msghdr>,
-    /// Data came with a message for the program (`SCM_RIGHTS`), at which the kernel stops.
+    /// True if control data came with a message (`SCM_RIGHTS`): the kernel stops there.
     has_control: bool,
 }
 
@@ -121,8 +121,8 @@ impl Stream {
         Some(done)
     }
 
-    /// Moves a part. Only the first one has an address and a control message. Only at that one a
-    /// broken stream is a signal: afterwards the answer is that some bytes were moved.
+    /// Moves a part. Only the first part has an address and a control message. Only at the first
+    /// part a broken stream raises a signal: later the answer is the bytes that were moved.
     fn make_part(&mut self, (at, bytes): (u64, u64), is_first: bool) -> i64 {
         let part = libc::iovec { iov_base: at as *mut _, iov_len: bytes as usize };
         let [file, _, _, flags, name, name_bytes] = self.arguments;
@@ -252,13 +252,13 @@ impl Cursor {
         cursor
     }
 
-    /// The rest of the buffer that it is in.
+    /// The rest of the present buffer.
     fn rest(&self) -> Option<(u64, u64)> {
         let (at, bytes) = self.list.part(self.at)?;
         Some((at.wrapping_add(self.moved), bytes.checked_sub(self.moved)?))
     }
 
-    /// Goes on by that many bytes, which the buffer has, and past empty ones.
+    /// Advances by that many bytes, which the present buffer has, and past empty buffers.
     fn go(&mut self, bytes: u64) {
         self.moved += bytes;
         while self.list.part(self.at).is_some_and(|(_, bytes)| self.moved == bytes) {

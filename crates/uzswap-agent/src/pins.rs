@@ -1,12 +1,12 @@
-//! Memory of the program's for the time of a call: read, written, and pinned.
+//! Reads, writes and pins the program's memory for a call.
 
 use crate::{Agent, stage, thread};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// The most that is pinned for one call: a length may be anything, the kernel may refuse it, and
-/// pinned memory takes from the budget. `read` and `write` go on with the rest; others are cut
-/// short there, if it is absent.
+/// The most bytes that are pinned for one call: pinned memory takes from the budget, and a length
+/// may be one that the kernel refuses. `read` and `write` go on with the rest; other calls may end
+/// there.
 pub const MOST: u64 = 4 << 20;
 /// Bytes that each call on a stream may pin, whatever others pin.
 const EACH_OF_STREAM: u64 = 16 << 10;
@@ -17,8 +17,8 @@ const PART: u64 = 8;
 pub const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
 const TRIES: usize = 8;
-/// Until then: how long to wait before each further try. A page that is just being adopted cannot
-/// be pinned yet.
+/// The pause before each further try until then. A page that is just being adopted cannot be pinned
+/// yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
 /// Answers a call with an error.
@@ -30,7 +30,7 @@ pub fn refuse(call: &mut Call, error: i32) -> Outcome {
 /// Ranges of memory that are pinned.
 pub struct Pins<'a> {
     agent: &'a Agent,
-    /// Bytes that may be pinned yet.
+    /// Bytes that may still be pinned.
     left: u64,
     pinned: thread::Use,
 }
@@ -42,7 +42,7 @@ impl<'a> Pins<'a> {
     }
 
     /// The same, for a call that moves so many bytes to or from a file, and may wait for long. A
-    /// stream may be given in parts; a message may not be cut.
+    /// stream may be moved in parts; a message may not be cut.
     pub fn of_file(agent: &'a Agent, file: u64, bytes: u64) -> Self {
         let mut pins = Self::new(agent);
         let wanted = bytes.min(MOST);
@@ -57,7 +57,7 @@ impl<'a> Pins<'a> {
         pins
     }
 
-    /// The same, of at most so many bytes, if there is room for all of them.
+    /// The same for up to so many bytes, if there is room for all of them.
     pub fn of_all(agent: &'a Agent, bytes: u64) -> Option<Self> {
         let mut pins = Self { left: bytes, ..Self::new(agent) };
         (pins.reserve(bytes) == bytes).then_some(pins)
@@ -67,7 +67,7 @@ impl<'a> Pins<'a> {
         self.pinned.reserve(bytes, self.agent.pager.memory() / PART)
     }
 
-    /// Bytes that may be pinned yet.
+    /// Bytes that may still be pinned.
     pub fn left(&self) -> u64 {
         self.left
     }
@@ -89,13 +89,13 @@ impl<'a> Pins<'a> {
     }
 }
 
-/// True if a descriptor is of such a file.
+/// True if a descriptor is of a file of this type.
 pub fn is_type(file: i32, wanted: libc::mode_t) -> bool {
     file_type(file) == Some(wanted)
 }
 
 /// True if the kernel moves all bytes of a call to or from a file, unless the file ends. It does so
-/// with a regular one, a disk, and the devices of memory (`/dev/zero`, `/dev/urandom`).
+/// with a regular file, a disk, and the devices of memory (`/dev/zero`, `/dev/urandom`).
 pub fn is_moved_whole(file: i32) -> bool {
     const MEMORY_DEVICES: u32 = 1;
     status_of(file).is_some_and(|status| match status.st_mode & libc::S_IFMT {
@@ -119,7 +119,7 @@ fn status_of(file: i32) -> Option<libc::stat> {
     }
 }
 
-/// True if a transfer may be cut short: no message is lost.
+/// True if a transfer may be cut short without losing a message.
 pub fn is_stream(file: i32) -> bool {
     match file_type(file) {
         Some(libc::S_IFREG | libc::S_IFIFO) => true,
@@ -136,7 +136,7 @@ pub fn is_stream(file: i32) -> bool {
     }
 }
 
-/// Reads memory of the program's, which may be no memory at all.
+/// Reads the program's memory at an address that may be invalid.
 pub fn peek<T: Copy>(at: u64) -> Option<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: as many bytes as the value has, all of them zeros now.
@@ -147,7 +147,7 @@ pub fn peek<T: Copy>(at: u64) -> Option<T> {
     is_read.then(|| unsafe { value.assume_init() })
 }
 
-/// The same of bytes; how many there are up to the first that cannot be read.
+/// Reads bytes; returns how many come before the first unreadable one.
 pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
     if stage::is_confined() {
         if !is_address(at) {
@@ -166,7 +166,7 @@ pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
     unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) }.max(0) as usize
 }
 
-/// Writes memory of the program's, which may be no memory at all; whether all was written.
+/// Writes the program's memory at an address that may be invalid; true if all was written.
 pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
     let bytes = size_of::<T>();
     if stage::is_confined() {
@@ -186,7 +186,7 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
     unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
 }
 
-/// The kernel takes no longer list of buffers, and reads or writes no more bytes in one call.
+/// The kernel's limits: buffers of a list, and bytes that one call moves.
 pub const BUFFERS_MAX: u64 = 1024;
 pub const BYTES_MAX: u64 = 0x7fff_f000;
 
@@ -197,8 +197,8 @@ pub fn buffer_of(list: u64, number: u64) -> Option<(u64, u64)> {
     Some((buffer.iov_base as u64, buffer.iov_len as u64))
 }
 
-/// The memory that a call is given, part by part. A list is read as it is needed: memory for a copy
-/// would take a lock, and a signal's handler may make a call meanwhile, or never come back.
+/// The buffers of a call, part by part. A list is read when it is needed: memory for a copy would
+/// take a lock, and a signal handler may make a call meanwhile, or never return.
 #[derive(Clone, Copy)]
 pub enum GivenMemory {
     One { at: u64, bytes: u64 },
@@ -206,7 +206,8 @@ pub enum GivenMemory {
 }
 
 impl GivenMemory {
-    /// A list. `None`: it cannot be read, or has more than the kernel takes, which is to say so.
+    /// A list. `None`: it cannot be read, or exceeds the kernel's limits. The kernel is to answer
+    /// the call.
     pub fn list(at: u64, count: u64) -> Option<Self> {
         let add = |sum: u64, number| sum.checked_add(buffer_of(at, number)?.1);
         let bytes = (0..count.min(BUFFERS_MAX)).try_fold(0, add)?;
@@ -231,7 +232,7 @@ impl GivenMemory {
     }
 }
 
-/// Pins a list of buffers, and these.
+/// Pins a list of buffers, and the buffers.
 pub fn pin_vector(pins: &mut Pins<'_>, list: u64, count: u64) {
     let count = count.min(BUFFERS_MAX);
     pins.pin(list, count * size_of::<libc::iovec>() as u64);
@@ -249,7 +250,7 @@ pub fn pin_header(pins: &mut Pins<'_>, at: u64) -> Option<libc::msghdr> {
     Some(message)
 }
 
-/// Pins a message's header, and the memory that this refers to.
+/// Pins a message's header, and the memory that the header refers to.
 pub fn pin_message(pins: &mut Pins<'_>, at: u64) {
     if let Some(message) = pin_header(pins, at) {
         pin_vector(pins, message.msg_iov as u64, message.msg_iovlen as u64);
@@ -265,7 +266,7 @@ pub fn pin_touched(pins: &mut Pins<'_>, call: &Call, arguments: &[usize]) -> boo
     any
 }
 
-/// The arguments of `futex` that an operation uses. Other arguments have values by chance.
+/// The arguments of `futex` that an operation uses. Other arguments may have any value.
 pub fn used_of_futex(operation: u64) -> &'static [usize] {
     const OTHER: i32 = libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME;
     match operation as i32 & !OTHER {
@@ -291,11 +292,11 @@ pub fn make(agent: &Agent, call: &mut Call) {
     make_until_it_sees(agent, call, &[0, 1, 2, 3, 4, 5]);
 }
 
-/// Makes a call. Where it answers `EFAULT`, the memory that its arguments may refer to is brought
-/// in, more each time, and it is made again.
+/// Makes a call. If it answers `EFAULT`, brings in the memory that its arguments may refer to, more
+/// each time, and makes it again.
 pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     let mut turn = 0;
-    // Until the call has been made once more.
+    // Pinned until the call has been made again.
     let mut held = None;
     while turn < TRIES {
         let is_complete = stage::is_complete();
@@ -322,8 +323,8 @@ const LOOKS: usize = 256;
 /// The numbers of a structure that are looked at in the first try.
 const FIELDS: usize = 16;
 
-/// Brings in the memory at these addresses, the memory that this refers to, and so on. By turns it
-/// looks at more numbers of each structure, and brings more bytes in.
+/// Brings in the memory at these addresses, the memory that this refers to, and so on. Each further
+/// try looks at more numbers of each structure or, by turns, brings more bytes in.
 fn bring_in(pins: &mut Pins<'_>, given: impl Iterator<Item = u64>, turn: usize) {
     let is_wide = turn % 2 == 1;
     let fields = if is_wide { FIELDS << (turn - 1) } else { FIELDS };

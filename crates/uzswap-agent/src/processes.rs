@@ -25,7 +25,8 @@ fn is_ours(descriptor: i32) -> bool {
     descriptor >= 0 && DESCRIPTORS.iter().any(|ours| ours.load(Relaxed) == descriptor)
 }
 
-/// `rt_sigprocmask`: ours are never blocked. Without an agent the call is this library's own.
+/// `rt_sigprocmask`: our signals are never blocked. Without an agent the call is this library's
+/// own.
 pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
     let _holds = agent.map(|agent| pin_both(agent, set, old, bytes));
@@ -41,8 +42,8 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// A set of signals of the program's; `None`: there is no memory there. Most are on the stack that
-/// the thread is on, which needs no look.
+/// A set of signals of the program's; `None`: there is no memory there. Most sets are on the
+/// thread's present stack, which is read directly.
 fn set_at(at: u64) -> Option<u64> {
     const NEAR: u64 = 4096;
     let here = &raw const at as u64;
@@ -61,7 +62,7 @@ fn pin_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Pins<'_> {
     pins
 }
 
-/// `rt_sigaction`: our signals stay ours, and in handlers of others ours are not blocked.
+/// `rt_sigaction`: our signals stay ours, and handlers of others do not block them.
 pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, bytes, ..] = call.arguments;
     let is_ours = (1..=64).contains(&signal) && ours() & 1 << (signal - 1) != 0;
@@ -78,7 +79,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     call.result = 0;
     if new != 0 {
         let Some(action) = peek::<KernelAction>(new) else { return refuse(call, libc::EFAULT) };
-        // Below a filter this makes no other call.
+        // Under a filter this must make no other call.
         let _inside = (!stage::is_confined()).then(inside);
         call.result = handlers::set(signal, &action, fault_signals::is_other_process());
     } else if !(1..=64).contains(&signal) {
@@ -137,8 +138,8 @@ pub fn limit(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     Outcome::Done
 }
 
-/// Makes a child with memory of its own, by such arguments. Where it is to have another stack than
-/// its parent it goes there as it leaves our code; until then it is on its copy of this one.
+/// Makes a child with memory of its own. If the child is to have another stack, it goes there as it
+/// leaves our code. Until then it is on its copy of this stack.
 fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -> Outcome {
     let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
@@ -156,12 +157,12 @@ fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -
     Outcome::OnStack
 }
 
-/// Where a child with memory of its own shares its descriptors, those that serve its faults would
-/// be its parent's.
+/// A child with memory of its own may not share descriptors: those that serve its faults would be
+/// its parent's.
 const SHARED: u64 = libc::CLONE_FILES as u64;
 
 /// `clone`: for a thread, or a child that shares this memory, memory that the kernel writes later
-/// stays.
+/// is given back.
 pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
     let [flags, stack, parent, child, block, _] = call.arguments;
     const WRITTEN: i32 = libc::CLONE_PARENT_SETTID
@@ -183,7 +184,8 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
         layout::give_back(agent, at, bytes);
     }
     give_block_back(agent, flags, block);
-    // No argument has its size: it is the part that a thread touches before it makes a call.
+    // No argument gives the stack's size: this is the part that a thread touches before it makes a
+    // call.
     layout::give_back(agent, stack.saturating_sub(FIRST), FIRST);
     Outcome::Bare
 }
@@ -196,7 +198,8 @@ fn expect_thread(agent: &Agent, flags: u64) {
     }
 }
 
-/// Gives the block of a new thread back with its variables: its handler of faults uses some.
+/// Gives the block of a new thread back with its variables: the thread's handler of faults uses
+/// some.
 fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     if flags & libc::CLONE_SETTLS as u64 != 0 {
         let range = adoption::around_block(block as usize);
@@ -204,7 +207,7 @@ fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     }
 }
 
-/// The part of its stack that a new thread touches before it has one for signals.
+/// The part of its stack that a new thread touches before it has a signal stack.
 const FIRST: u64 = 64 << 10;
 
 /// The beginning of `clone_args`, of the kernel's first version.
@@ -233,7 +236,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     drop(pins);
     sharing::before_clone(agent, arguments.flags);
     expect_thread(agent, arguments.flags);
-    // The arguments themselves have to be there, and nobody can let go of them in a child.
+    // The arguments must be present, and a child could not unpin them.
     layout::give_back(agent, at, bytes);
     for (at, bytes) in [
         (arguments.pidfd, 4),
@@ -322,7 +325,7 @@ pub fn execute(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// True if that was the last word.
+/// True if no further try is needed.
 fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     let strings = match call.number as c_long {
         libc::SYS_execve => [1, 2],
@@ -340,7 +343,7 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     call.result != -i64::from(libc::EFAULT)
 }
 
-/// Brings memory in. It is not pinned: a child that shares this memory could not let it go.
+/// Brings memory in. It is not pinned: a child that shares this memory could not unpin it.
 fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
     let mut pins = Pins::new(agent);
     pins.pin(at, bytes as u64)

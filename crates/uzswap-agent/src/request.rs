@@ -8,13 +8,13 @@ use uzswap_sys::process;
 use uzswap_tree::front::BARE;
 use uzswap_tree::{SILENT_MAX, Tree, clock};
 
-/// The time until which a thread waits for the program to be taken over, milliseconds of the
-/// system's clock. It counts in the stage `TakingOver` only.
+/// The time until which threads wait for the take-over, milliseconds of the system's clock. Used in
+/// the stage `TakingOver` only.
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// The memory that the program has once it uses all that it has asked for, bytes; and the time
-/// until which that is believed, milliseconds of the system's clock. Then the thread that watches
-/// has measured it.
+/// until which this figure holds, milliseconds of the system's clock. By then the watching thread
+/// has measured the memory.
 static COMING: AtomicU64 = AtomicU64::new(0);
 static COMING_UNTIL: AtomicU64 = AtomicU64::new(0);
 
@@ -22,19 +22,17 @@ fn coming() -> u64 {
     if clock() < COMING_UNTIL.load(Relaxed) { COMING.load(Relaxed) } else { 0 }
 }
 
-/// Has the other processes leave room for memory that this one was given and has not used yet:
-/// several that ask at once would each see that none has much. And for the take-over, which needs
-/// some itself.
+/// Makes the other processes leave room for memory that this one was given and has not used yet,
+/// and for the take-over. Otherwise several that ask together would each see that none has much.
 pub fn reserve(tree: &Tree, used: u64) {
     let whole = coming().max(used);
     tree.reserve(if whole < SILENT_MAX { 0 } else { decide::COST + whole - used });
 }
 
-/// Measures the process's memory, with the block that it is about to get, and has it watched if
-/// that is much. If it is too much, it is taken over before it gets it: the thread that watches
-/// might look when it is there. A holder of locks of the program's allocator may not wait: the
-/// threads that serve faults are started meanwhile, which takes memory. Before that it waits for
-/// its turn.
+/// Measures the process's memory, with the block that it is about to get, and starts watching the
+/// process if that is much. If it is too much, the process is taken over before it gets the block:
+/// the watching thread might look too late. A holder of locks of the program's allocator may not
+/// wait: the threads that are started meanwhile allocate. Waits for the process's turn first.
 pub extern "C" fn look(more: usize, may_wait: bool) {
     if stage::is_taken_over() || is_inside() {
         return;
@@ -79,7 +77,7 @@ pub fn want_take_over() -> bool {
     stage::change(Stage::Watched, Stage::TakingOver) || stage::now() == Stage::TakingOver
 }
 
-/// Has a thread that asks for memory wait if it is to.
+/// Makes a thread that asks for memory wait if it must.
 pub extern "C" fn wait() {
     if front().is_some_and(|front| front.waits.load(Relaxed) & BARE != 0) && !is_inside() {
         forking::attend();

@@ -1,4 +1,4 @@
-//! How a system call goes on from which our signal brought a thread out.
+//! Decides how a thread goes on after our signal has brought it out of a system call.
 //!
 //! ```text
 //!                          the kernel has            no signal of the program's    one that waits
@@ -7,9 +7,9 @@
 //! poll, epoll_wait …       answered EINTR            begun again                   EINTR
 //! ```
 //! A signal of the program's that came together with ours, or while the thread stood still, waits
-//! until our handler is left. It would have ended the call, had we not been there: a program whose
-//! `read` has to end when an alarm rings would otherwise read for ever. Which signals wait is asked
-//! last; one that comes after that is as if it had come just before the call.
+//! until our handler returns. Without us that signal would have ended the call: a program whose
+//! `read` has to end when an alarm rings would otherwise read for ever. The waiting signals are
+//! read last. A later signal counts as if it had come just before the call.
 
 use crate::signals::{KernelAction, ours};
 use libc::c_long;
@@ -51,12 +51,12 @@ const ENDED: [c_long; 26] = [
     libc::SYS_getrandom,
 ];
 
-/// Sets where the thread goes on, last thing in our handler. `waited` is the call in which it was
-/// before it was asked to stop.
+/// Sets where the thread goes on, as the last act of our handler. `waited` is the call that the
+/// thread was in when it was asked to stop.
 pub fn go_on(thread: &mut Stopped, waited: Option<WaitedCall>) {
     const EINTR: i64 = -(libc::EINTR as i64);
     if thread.result == EINTR {
-        // A file is closed even so.
+        // The kernel has closed the file even so.
         let call = interrupted(thread, waited).filter(|(_, number)| *number != libc::SYS_close);
         if let Some((start, number)) = call.filter(|_| waiting(thread.blocked).is_none()) {
             (thread.instruction, thread.result) = (start, number);
@@ -70,9 +70,9 @@ pub fn go_on(thread: &mut Stopped, waited: Option<WaitedCall>) {
 }
 
 /// The start and the number of the call that was answered `EINTR`. From 2.41 on the C library makes
-/// all calls that may wait by one `syscall`, whose number is in a register that the answer is in
-/// now. The kernel told it before. It is the same call if the stack, the place and all arguments
-/// are the same.
+/// all calls that may wait by one `syscall`. The answer has overwritten the call's number. The
+/// kernel told that number before, in `waited`. It is the same call if the stack, the place and all
+/// arguments are the same.
 fn interrupted(thread: &Stopped, waited: Option<WaitedCall>) -> Option<(usize, i64)> {
     let known = Patcher::call_before(thread.instruction);
     let is_same = |call: &WaitedCall| {

@@ -1,6 +1,6 @@
-//! Robust locks. Each thread keeps a list of those that it has. The kernel walks the list as the
-//! thread ends, outside of any system call, and tells their next owners. It stops at memory that is
-//! out, and nobody would be told. So the memory of these locks is given back to the program before.
+//! Robust locks. Each thread keeps a list of those that it holds. The kernel walks the list as the
+//! thread ends, outside of any system call, and tells the locks' next owners. At an absent page the
+//! kernel stops, and tells nobody. So the memory of these locks is given back to the program first.
 
 use crate::pins::{Pins, peek};
 use crate::{Agent, layout, thread};
@@ -22,7 +22,8 @@ const LOCKS_MAX: usize = 2048;
 /// An entry's first bit says that its lock lends priority.
 const KIND: u64 = 1;
 
-/// `set_robust_list`: notes where the calling thread's list begins. The kernel reads it later.
+/// `set_robust_list`: notes where the calling thread's list begins. The kernel reads the list
+/// later.
 pub fn set(agent: &Agent, call: &Call) -> Outcome {
     thread::with(|thread| thread.robust.set(call.arguments[0]));
     layout::leave_in(agent, call, call.arguments[1])
@@ -38,8 +39,8 @@ pub fn note() {
     }
 }
 
-/// Where a thread's list begins, 0 for none; 0 stands for the calling thread. `None`: the kernel
-/// does not say.
+/// Where a thread's list begins, 0 for none. Thread 0 is the calling one. `None`: the kernel does
+/// not say.
 pub fn list_of(thread: i32) -> Option<u64> {
     let (mut head, mut bytes) = (0u64, 0u64);
     let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];

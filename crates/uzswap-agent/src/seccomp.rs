@@ -1,11 +1,11 @@
-//! A program that permits itself few system calls (seccomp): whether its pages can still come in.
+//! Checks if pages can still come in to a program that permits itself few system calls (seccomp).
 //!
 //! A filter applies to the calls of ours, too: a fault is served by calls that the program never
-//! makes. So each filter is run over those calls before the kernel is given it. If one of them
-//! would not be allowed, all memory is brought in first, and the program is left alone from then
-//! on.
+//! makes. So each filter is run over those calls before the kernel gets the filter. If the filter
+//! forbids one of them, all memory is brought in first, and the program is left alone from then on.
 //!
-//! So is one that has itself traced. Its tracer sees the signal of a fault first, and may keep it.
+//! A program that has itself traced is left alone, too. Its tracer sees the signal of a fault
+//! first, and may keep it.
 
 use crate::buffers::touched;
 use crate::pins::{Pins, peek, refuse};
@@ -38,7 +38,7 @@ struct Program {
 pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, flags, program, ..] = call.arguments;
     match operation {
-        // The kernel refuses others: a program asks so whether there is the call.
+        // The kernel refuses other arguments: programs test by them if the call exists.
         SET_MODE_STRICT if flags == 0 && program == 0 => leave(agent, STRICT),
         SET_MODE_FILTER => look(agent, program, flags & FOR_ALL != 0),
         _ => {}
@@ -60,8 +60,8 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
         }
     }
     if operation as i32 == SET_DISPATCH && mode != 0 {
-        // As before Linux 5.11. Calls of ours would become signals, and so would the end of the
-        // handler that a replaced instruction leads to, which then ends the process.
+        // The answer of kernels before 5.11. Calls of ours would become signals. So would the
+        // return of the handler of a replaced instruction, which would then end the process.
         return refuse(call, libc::EINVAL);
     }
     if stage::is_left() {
@@ -73,7 +73,7 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
 /// `ptrace`.
 pub fn trace(agent: &Agent, call: &mut Call) -> Outcome {
     const TRACE_ME: u64 = 0;
-    // A child that borrows its parent's memory (`vfork`) becomes another program at once.
+    // A child that borrows its parent's memory (`vfork`) soon becomes another program.
     if call.arguments[0] == TRACE_ME && !fault_signals::is_other_process() {
         leave(agent, TRACED);
     }
@@ -90,12 +90,13 @@ const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
 /// Gives all memory back to the program, ends our threads, and looks at few of its calls from then
 /// on.
 pub fn leave(agent: &Agent, reason: &str) {
-    // A child whose pages cannot be watched: it has no thread of ours, and all memory is in.
+    // True in a child whose pages cannot be watched: it has no thread of ours, and all memory is
+    // in.
     let was_left = stage::is_left();
     alone::end_watching();
     let _inside = crate::inside();
     if !was_left {
-        // They give memory back as they end, for which the layout has to be free.
+        // The threads give memory back as they end, for which they take the layout's lock.
         agent.pager.stop_threads();
     }
     let _layout = layout::lock();
@@ -107,7 +108,7 @@ pub fn leave(agent: &Agent, reason: &str) {
         agent.pager.give_all_back();
     }
     stage::confine();
-    // A handler would begin by calls of ours.
+    // A handler of ours would begin with calls of ours.
     fault_signals::give_back();
     handlers::give_back();
     stacks::give_back();

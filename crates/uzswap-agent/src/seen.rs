@@ -1,4 +1,4 @@
-//! Others that look at this program's memory see only the pages that are there.
+//! Other processes that look at this program's memory see only the present pages.
 //!
 //! So all pages are brought in before a signal whose default action is a core dump takes its
 //! effect, and while another process asks for them (`uzswap status --bring-in`).
@@ -28,14 +28,14 @@ const NOT_BEGUN: u32 = 0;
 const BEGUN: u32 = 1;
 const DONE: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(NOT_BEGUN);
-/// How long another thread that is to die waits: a dump is written within minutes, if at all.
+/// The longest time that another dying thread waits while the pages come in.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Brings all pages in, if a dump is going to be written and there is memory for it. In a handler
-/// of a signal that is about to end the process.
+/// Brings all pages in, if a dump is going to be written and there is memory for it. Called in the
+/// handler of a signal that is about to end the process.
 pub fn complete() {
-    // In a process that shares this memory it is not this program that ends. Within our own code
-    // locks may be taken.
+    // A process that borrows this memory (`vfork`) is not this program. Inside our own code locks
+    // may be held.
     if stage::is_left() || is_inside() || fault_signals::is_other_process() {
         return;
     }
@@ -79,9 +79,10 @@ fn bring_in(agent: &Agent) -> Result<(), u64> {
 }
 
 /// Brings all pages in if another process asks for it, to read this program's memory
-/// (`process_vm_readv`, a debugger): an absent page is an error there. True while none may leave.
+/// (`process_vm_readv`, a debugger): an absent page is an error there. True while no page may
+/// leave.
 pub fn attend(agent: &Agent, tree: &Tree) -> bool {
-    // Of the reader, and no stage of the program.
+    // True if all pages are in for the reader.
     static IS_IN: AtomicBool = AtomicBool::new(false);
     if STATE.load(SeqCst) != NOT_BEGUN {
         return true;

@@ -1,11 +1,11 @@
-//! Threads and processes that use the memory of this one, and the variables of one of its threads
-//! (`clone` with CLONE_VM, by the program itself).
+//! Threads and processes that the program makes itself by `clone` with CLONE_VM: they use this
+//! process's memory, and the variables of one of its threads.
 //!
 //! A fault is served with variables of its thread (`thread`, `stacks`, buffers of the compressor),
 //! which are found by the register of the thread's block. Two threads with one block would change
-//! them at the same time, and one with another block than the C library has made has none. So a
-//! program that is about to make such a thread is left alone, and one that has one is not taken
-//! over. A child of `vfork` has its parent's block, too, but the parent stands still.
+//! them at the same time. A thread whose block the C library has not made has none. So a program
+//! that is about to make such a thread is left alone, and one that has one is not taken over. A
+//! child of `vfork` has its parent's block, too, but the parent stands still.
 
 use crate::seccomp::leave;
 use crate::{Agent, looker, robust};
@@ -13,7 +13,7 @@ use std::fs;
 use uzswap_calls::{Call, Outcome, raw, stop};
 use uzswap_sys::{fault_signals, process};
 
-/// Looks at a `clone` in this memory with such flags, before it is made.
+/// Looks at a `clone` with CLONE_VM, before it is made.
 pub fn before_clone(agent: &Agent, flags: u64) {
     const BORROWED: u64 = libc::CLONE_VFORK as u64;
     const OF_THREAD: u64 = (libc::CLONE_THREAD | libc::CLONE_SETTLS) as u64;
@@ -22,7 +22,7 @@ pub fn before_clone(agent: &Agent, flags: u64) {
     }
 }
 
-/// A child that borrows its parent's memory (`vfork`) becomes another program at once.
+/// A child that borrows its parent's memory (`vfork`) soon becomes another program.
 fn leave_alone(agent: &Agent, reason: &str) {
     if !fault_signals::is_other_process() {
         leave(agent, reason);
@@ -32,7 +32,7 @@ fn leave_alone(agent: &Agent, reason: &str) {
 const MAKES: &str = "it makes a thread past the C library, without variables of its own (clone)";
 const MOVES: &str = "it gives a thread other variables than the C library has made (arch_prctl)";
 
-/// `arch_prctl`: before a thread is given another block, all memory is back.
+/// `arch_prctl`: before a thread gets another block, all memory is brought back.
 pub fn set_block(agent: &Agent, call: &mut Call) -> Outcome {
     const SET_FS: u64 = 0x1002;
     const GET_FS: u64 = 0x1003;
@@ -63,7 +63,7 @@ pub fn find_thread(ours: &[i32]) -> Option<Sharer> {
 /// Its kind and number.
 pub type Sharer = (&'static str, i32);
 
-/// Why the program cannot be taken over for it.
+/// The reason why the program cannot be taken over.
 pub fn reason((kind, number): Sharer) -> String {
     format!("its {kind} {number} has the variables of another thread")
 }

@@ -13,7 +13,7 @@ pub fn ours() -> u64 {
     }
 }
 
-/// Sets the calling thread's mask, but for those.
+/// Sets the calling thread's mask, without our signals.
 pub fn set_mask(mask: u64) {
     let mask = mask & !ours();
     let arguments =
@@ -33,7 +33,7 @@ pub struct KernelAction {
 }
 
 impl KernelAction {
-    /// The same of the C library's form.
+    /// From the C library's form.
     pub fn of(action: &libc::sigaction) -> Self {
         // SAFETY: a set begins with the kernel's, of eight bytes.
         let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
@@ -41,7 +41,7 @@ impl KernelAction {
         Self { handler, flags, restorer: 0, mask }
     }
 
-    /// The same in the C library's form.
+    /// In the C library's form.
     pub fn to_libc(self) -> libc::sigaction {
         // SAFETY: zeros are an action.
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };

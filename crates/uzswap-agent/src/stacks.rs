@@ -1,10 +1,11 @@
-//! Stacks for signals' handlers.
+//! Stacks for signal handlers.
 //!
-//! A thread may have its stack in memory that leaves: coroutines have theirs from `malloc`. When
-//! that is absent the kernel can begin no handler on it, and ends the process. So the kernel begins
-//! each handler on a stack of ours, with a guard, of which a thread has one from its first call on.
-//! There faults begin, and the program's handlers are taken from there to where they would have
-//! run ([`crate::handlers`]). The stack that the program sets is noted here alone, and may leave.
+//! A thread may have its stack in memory that leaves: coroutines have theirs from `malloc`. If the
+//! stack is absent, the kernel cannot begin a handler on it, and ends the process. So the kernel
+//! begins each handler on a signal stack of ours, with a guard, which a thread gets at its first
+//! call. The handlers of faults run there. The program's handlers move from there to the stack
+//! where they would have run ([`crate::handlers`]). Only this file notes the signal stack that the
+//! program sets, and that stack may leave.
 
 use crate::pins::{Pins, peek, poke, refuse};
 use crate::{Agent, inside, signals, stage, thread};
@@ -21,7 +22,7 @@ use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::fault_signals::on_own_stack;
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Bytes of one of ours, without its guard.
+/// Bytes of a signal stack of ours, without its guard.
 const BYTES: usize = 64 << 10;
 
 /// No stack for signals.
@@ -31,11 +32,11 @@ pub const NONE: libc::stack_t =
 /// The kernel forgets the stack while a handler is on it.
 const AUTODISARM: i32 = 1 << 31;
 
-/// Bytes of one for calls: those that take pages out have units of the pool on it.
+/// Bytes of a stack for calls: a call that takes pages out has units of the pool on it.
 const CALLS_BYTES: usize = 256 << 10;
 
-/// One of ours, in this library's own memory: another mapping might be taken for the program's and
-/// leave. The page below is its guard.
+/// A stack of ours, in this library's own memory: another mapping might be taken for the program's
+/// and leave. The page below is its guard.
 struct Stack {
     start: *mut u8,
     layout: Layout,
@@ -47,7 +48,7 @@ impl Stack {
         // SAFETY: the size is not zero.
         let start = unsafe { alloc::alloc(layout) };
         let stack = (!start.is_null()).then_some(Self { start, layout })?;
-        // Without a guard it is as good a stack.
+        // Without a guard the stack still works.
         let _ = stack.guard(MprotectFlags::empty());
         Some(stack)
     }
@@ -66,7 +67,7 @@ impl Stack {
 impl Drop for Stack {
     /// When its thread ends.
     fn drop(&mut self) {
-        // Where the guard cannot be taken off, both stay.
+        // If the guard cannot be taken off, both stay.
         if self.guard(MprotectFlags::READ | MprotectFlags::WRITE).is_ok() {
             // SAFETY: taken by `new`; nothing runs on it while its thread ends.
             unsafe { alloc::dealloc(self.start, self.layout) };
@@ -75,17 +76,17 @@ impl Drop for Stack {
 }
 
 thread_local! {
-    /// The stack that the program has set for it.
+    /// The signal stack that the program has set for this thread.
     static PROGRAMS: Cell<libc::stack_t> = const { Cell::new(NONE) };
     static OURS: RefCell<Option<Kernels>> = const { RefCell::new(None) };
-    /// Where that is.
+    /// The addresses of our signal stack.
     static RANGE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-    /// One of ours for calls that are looked at a second time: see [`for_call`].
+    /// Our stack for calls on the slow path: see [`for_call`].
     static CALLS: RefCell<Option<ForCalls>> = const { RefCell::new(None) };
     static CALLS_RANGE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
     static ARE_CALLS_ON_IT: AtomicBool = const { AtomicBool::new(false) };
     static BELOW_CALLS: Cell<usize> = const { Cell::new(0) };
-    /// One of ours in place of a small one.
+    /// Our stack in place of a small one of the program's.
     static INSTEAD: RefCell<Option<Stack>> = const { RefCell::new(None) };
 }
 
@@ -104,7 +105,7 @@ impl Drop for Kernels {
 struct ForCalls(Stack);
 
 impl Drop for ForCalls {
-    /// When its thread ends; it may make calls after that.
+    /// When its thread ends; the thread may make calls after that.
     fn drop(&mut self) {
         CALLS_RANGE.set((0, 0));
     }
@@ -117,22 +118,22 @@ fn of_kernel() -> libc::stack_t {
     now
 }
 
-/// Sets it: a stack of ours, or none.
+/// Sets the signal stack in the kernel.
 pub fn set_in_kernel(stack: libc::stack_t) -> i64 {
     // SAFETY: as said.
     unsafe { raw(libc::SYS_sigaltstack as u64, [&raw const stack as u64, 0, 0, 0, 0, 0]) }
 }
 
-/// Has the kernel know the stack that the program has set for the calling thread.
+/// Sets the program's signal stack in the kernel again, for the calling thread.
 pub fn give_back() {
     if ours().is_some_and(|ours| of_kernel().ss_sp == ours.ss_sp) {
         set_in_kernel(programs());
     }
 }
 
-/// Before this process becomes another program. The kernel would give that program no stack, but
-/// the flags of ours, so the program's flags are set. Returns our stack, in case the call fails. A
-/// handler that comes before the call sets ours as it was, and the call only passes our flag on.
+/// Called before `exec`. The new program gets no signal stack from the kernel, but the flags of
+/// ours, so the program's flags are set. Returns our stack, in case `exec` fails. A handler that
+/// comes before `exec` sets ours as it was, and `exec` only passes our flag on.
 pub fn disclaim() -> Option<libc::stack_t> {
     let ours = ours().filter(|ours| of_kernel().ss_sp == ours.ss_sp)?;
     let ss_flags = programs().ss_flags & AUTODISARM;
@@ -140,9 +141,9 @@ pub fn disclaim() -> Option<libc::stack_t> {
     Some(ours)
 }
 
-/// The calling thread's stack of ours, as the kernel must know it. The kernel must forget it while
-/// it is in use. Faults are served on other stacks, and a signal that comes meanwhile would begin
-/// at its top again, over the frames there.
+/// The calling thread's signal stack of ours, as the kernel must know it. The kernel must forget
+/// the stack while it is in use. Faults are served on other stacks, and a signal that comes
+/// meanwhile would begin at the top of this one again, over the frames there.
 pub fn ours() -> Option<libc::stack_t> {
     let (start, end) = RANGE.get();
     (start != 0).then_some(libc::stack_t {
@@ -168,8 +169,8 @@ pub fn set_programs(stack: libc::stack_t) {
     PROGRAMS.set(stack);
 }
 
-/// Where the program's handlers run that ask for such a stack, if it has set one; one that is too
-/// small has ours in its place.
+/// The stack of handlers that ask for a signal stack, if the program has set one. Ours replaces one
+/// that is too small.
 pub fn of_handlers() -> Option<Range<usize>> {
     let stack = PROGRAMS.get();
     if stack.ss_flags & libc::SS_DISABLE != 0 {
@@ -184,8 +185,8 @@ pub fn of_handlers() -> Option<Range<usize>> {
     Some(instead.unwrap_or(start..start.saturating_add(stack.ss_size)))
 }
 
-/// Gives the calling thread a stack of ours if it has none. Where there is no memory it stays
-/// without; while it is on one that the program has set past us, the kernel keeps that.
+/// Gives the calling thread a signal stack of ours if it has none. Without memory it gets none.
+/// While it is on a stack that the program has set past us, the kernel keeps that one.
 pub fn arm() {
     if thread::with(|thread| thread.is_armed.replace(true)) {
         return;
@@ -217,8 +218,8 @@ pub fn prepare(kernels: &libc::stack_t) {
     });
 }
 
-/// Gives a thread that is in a handler of ours such a stack, as of when it leaves it. If the
-/// handler is on the one that the program has set, the kernel would not have it.
+/// Gives a thread in a handler of ours such a stack, from the handler's return on. The kernel would
+/// refuse it if the handler is on the program's signal stack.
 pub fn arm_in_handler(kernels: &mut libc::stack_t) {
     let here = ptr::from_ref(kernels) as usize;
     let start = kernels.ss_sp as usize;
@@ -233,7 +234,7 @@ pub fn arm_in_handler(kernels: &mut libc::stack_t) {
     }
 }
 
-/// Of a thread that never had one the kernel says no more than zeros.
+/// The kernel reports zeros for a thread that never had one.
 fn is_enabled(kernels: &libc::stack_t) -> bool {
     kernels.ss_flags & libc::SS_DISABLE == 0 && kernels.ss_size != 0
 }
@@ -249,8 +250,8 @@ fn note(kernels: libc::stack_t) {
     }
 }
 
-/// Does `work` on a stack for faults. A thread of 16 KiB may have no more room left than the
-/// kernel's frame and ours take, and a call of the C library's would put another one there.
+/// Does `work` on a stack for faults. A thread's stack of 16 KiB may have room only for the frames
+/// of the kernel and of ours, not for another one in a call of the C library's.
 fn with_room(work: impl FnMut()) {
     const BYTES: u64 = 8;
     const SEGV: u64 = 1 << (libc::SIGSEGV - 1);
@@ -268,7 +269,7 @@ fn with_room(work: impl FnMut()) {
     unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, set, 0, BYTES, 0, 0]) };
 }
 
-/// A stack of ours for the calling thread, if there is memory for one; one that is ending cannot
+/// Makes a stack of ours for the calling thread, if there is memory. A thread that is ending cannot
 /// have one.
 fn give() -> Option<libc::stack_t> {
     if RANGE.get().0 == 0 || CALLS_RANGE.get().0 == 0 {
@@ -316,7 +317,8 @@ pub fn for_call(work: impl FnMut()) {
     ARE_CALLS_ON_IT.with(|is_used| is_used.store(false, Relaxed));
 }
 
-/// Does the last work of a thread that ends, on its stack for calls: its own may have no room.
+/// Does the last work of a thread that ends on its stack for calls: the thread's own may have no
+/// room.
 pub fn for_end(work: impl FnMut()) {
     let mut work = work;
     let taken = CALLS.try_with(|calls| calls.borrow_mut().take()).ok().flatten();
@@ -351,12 +353,12 @@ pub fn is_on_calls(address: usize) -> bool {
     (start..end).contains(&address)
 }
 
-/// The end of the thread's own stack while it is on that for calls.
+/// The end of the thread's own stack while the thread is on that for calls.
 pub fn below_calls() -> usize {
     BELOW_CALLS.get()
 }
 
-/// Calls `call(work)` with another stack, and notes where its own ends.
+/// Calls `call(work)` on another stack, and notes where the present one ends.
 ///
 /// # Safety
 /// `top` is the end of a stack that is free, a multiple of 16.
@@ -393,7 +395,7 @@ const LEAST: usize = 32 << 10;
 
 fn prepare_instead() {
     let _inside = inside();
-    // An error: the thread is ending. Without one its handlers run where they were to run.
+    // An error: the thread is ending. Without one the thread's handlers run on the program's stack.
     let _ = INSTEAD.try_with(|instead| {
         let mut instead = instead.borrow_mut();
         if instead.is_none() {

@@ -1,9 +1,9 @@
-//! How far this program has been taken over: **the one place** where that changes.
+//! The stage of this program's take-over: **the one place** where it changes.
 //!
 //! Threads that ask for memory, replaced calls, forks and the thread that watches ask here. A step
-//! that the table does not have is a mistake of ours and ends the program, in every build: a page
-//! could be lost after it. The stage is one atomic, and no step allocates or takes a lock, because
-//! it changes in a child of a fork and while other threads stand still.
+//! that is not in the table is our mistake and ends the program, in every build: a page could be
+//! lost after it. The stage is one atomic, and no step allocates or takes a lock: the stage changes
+//! in forked children, and while other threads stand still.
 
 use crate::{die, front};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
@@ -15,11 +15,11 @@ use uzswap_tree::front::{BARE, FILTERED, TAKING};
 pub enum Stage {
     /// This library is loaded, and no thread watches.
     Loaded,
-    /// A thread looks how much memory the program has.
+    /// A thread watches the program's memory.
     Watched,
     /// Memory is short. A thread that asks for memory waits until the program is taken over.
     TakingOver,
-    /// It cannot be taken over. Its memory is counted as long as the thread looks.
+    /// The program cannot be taken over. Its memory is only counted.
     Refused,
     /// Its calls are replaced, and its memory is being adopted.
     Adopting,
@@ -91,11 +91,11 @@ impl Stage {
         TRANSITIONS.iter().any(|(from, to, _)| (*from, *to) == (self, next))
     }
 
-    /// The bits by which the preloaded library knows of it.
+    /// The bits that tell the preloaded library of the stage.
     fn waits(self, has_own_allocator: bool) -> u32 {
         match self {
             TakingOver => TAKING,
-            // An allocator of the program's own may have its locks held where it asks for memory.
+            // The program's own allocator may hold its locks when it asks for memory.
             Bare if !has_own_allocator => BARE,
             LeftAlone => FILTERED,
             _ => 0,
@@ -126,7 +126,8 @@ impl Current {
         is_changed
     }
 
-    /// Shows the stage to the preloaded library. The last of several threads is right.
+    /// Shows the stage to the preloaded library. Of several threads that show it together, the last
+    /// one shows the present stage.
     fn show(&self) {
         let Some(front) = front() else { return };
         loop {
@@ -151,7 +152,7 @@ pub fn change(from: Stage, next: Stage) -> bool {
     CURRENT.change(from, next)
 }
 
-/// Goes to another stage, whichever this is.
+/// Goes from the present stage, whichever it is, to another one.
 pub fn enter(next: Stage) {
     while !change(now(), next) {}
 }
@@ -162,7 +163,7 @@ pub fn refuse() -> bool {
     change(Watched, Refused) || change(TakingOver, Refused)
 }
 
-/// True once there is a pager, whose program's calls are replaced.
+/// True once there is a pager, and the program's calls are replaced.
 #[inline(always)]
 pub fn is_taken_over() -> bool {
     CURRENT.0.load(Acquire) >= Adopting as u8
@@ -180,11 +181,11 @@ pub fn is_left() -> bool {
     CURRENT.0.load(Acquire) == LeftAlone as u8
 }
 
-/// True once the program was left alone for its filter.
+/// True once the program was left alone because of its filter.
 static IS_CONFINED: AtomicBool = AtomicBool::new(false);
 
-/// Leaves the program alone for its filter, or has one that is left alone already make no call that
-/// the program has not made.
+/// Leaves the program alone because of its filter. From then on the agent makes no call that the
+/// program has not made.
 pub fn confine() {
     IS_CONFINED.store(true, Release);
     if !is_left() {
@@ -192,7 +193,7 @@ pub fn confine() {
     }
 }
 
-/// True once that was done.
+/// True after [`confine`].
 #[inline(always)]
 pub fn is_confined() -> bool {
     IS_CONFINED.load(Acquire)

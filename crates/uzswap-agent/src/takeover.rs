@@ -4,8 +4,8 @@
 //! find the system calls → make a pager → stop all threads → replace the calls → let them go on
 //! lock the layout → read the mappings → adopt those that may be → unlock
 //! ```
-//! A thread that was in the kernel was brought out of it by the stop, and comes back through the
-//! replaced instruction: from then on no call goes unseen.
+//! The stop brings each thread out of the kernel, and it comes back through a replaced instruction:
+//! from then on no call goes unseen.
 
 use crate::stage::{self, Stage};
 use crate::{
@@ -39,7 +39,7 @@ fn stay(thread: &mut Stopped) -> bool {
         return false;
     }
     if crate::is_inside() {
-        // It may have a lock that the others need to stop, and is asked again.
+        // This thread may have a lock that the others need to stop. It is asked again.
         return true;
     }
     stacks::prepare(&thread.signal_stack);
@@ -58,8 +58,8 @@ fn waited_call(thread: i32) -> Option<stop::WaitedCall> {
     looker::apart(|| stop::waited_call(thread))
 }
 
-/// Why the program cannot be taken over, as far as that shows before anything is changed. `thread`
-/// is one with the program's descriptors.
+/// Finds a reason against the take-over, as far as that shows before anything is changed. `thread`
+/// has the program's descriptors.
 fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if let Some(user) = looker::apart(|| devices::user(thread)) {
         return Err(format!("it has {user} open, by which its memory is used at any time"));
@@ -77,7 +77,7 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes the program over, with this budget. Errors say why it cannot be; then all is as before.
+/// Takes the program over, with this budget. An error names the reason. Nothing has changed then.
 pub fn take_over(memory: u64) -> Result<(), String> {
     let modules = sites::modules();
     let me = rustix::thread::gettid().as_raw_nonzero().get();
@@ -93,7 +93,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     if !has_room_for_fork() {
         return Err(too_few_descriptors());
     }
-    // After the pager's own handler.
+    // Our handler is to run after the pager's own.
     forking::watch().map_err(|error| said(&error))?;
     let own_files = files_of(&pager.descriptors());
     processes::keep(&pager.descriptors());
@@ -110,8 +110,9 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let stopped = (0..TRIES).find_map(|_| {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
-        // Two threads with one set of variables must not both run the handler of the stop, which
-        // uses them. A thread that is beginning has none of its own yet, and is looked at again.
+        // The handler of the stop uses thread variables, so two threads that share one set must not
+        // both run it. A thread that is beginning has no set of its own yet, and is looked at
+        // again.
         sharer = sharing::find_thread(&ours);
         if sharer.is_some() {
             return wait_for_next();
@@ -135,7 +136,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     drop((work, in_kernels));
     let stopped = stopped.ok_or_else(|| why_not_stopped(sharer))?;
     let Some(stopped) = stopped else {
-        // Its descriptors are not ours to close.
+        // The pager's descriptors may be the program's now, so they must not be closed.
         std::mem::forget(agent);
         return Err("it has taken descriptors of ours for files of its own".into());
     };
@@ -148,7 +149,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// A moment until the threads are asked again.
+/// Waits a moment before the threads are asked again.
 fn wait_for_next<T>() -> Option<T> {
     std::thread::sleep(std::time::Duration::from_millis(20));
     None
@@ -180,8 +181,8 @@ unsafe fn replace(work: &PreparedPatch, in_kernels: Option<&PreparedPatch>) {
     handlers::begin_on_stack(libc::SIGBUS, true);
 }
 
-/// Prepares the replacement of all calls, and of those in code of the kernel's. A kernel may have
-/// sealed that: the few calls that are made there stay unseen.
+/// Prepares the replacement of all calls, those in the kernel's own code apart. If the kernel has
+/// sealed its code, the few calls there stay unseen.
 fn prepare(
     patcher: &mut Patcher,
     modules: &[sites::Module],
@@ -195,8 +196,7 @@ fn prepare(
     Ok((prepare(&files)?, prepare(&kernels).ok()))
 }
 
-/// Has all replaced calls come here, before the threads of the program go on: they could start
-/// others.
+/// Routes all replaced calls to us before the program's threads go on: these could start others.
 fn begin(agent: Agent, threads: Vec<i32>) {
     let only = threads.first().copied().filter(|_| threads.len() == 1);
     agent.pager.set_only_thread(only);
@@ -223,7 +223,8 @@ fn file_of(descriptor: i32) -> Option<PathBuf> {
 }
 
 /// True if a pager has its descriptors. The program may have closed some while its calls were not
-/// seen: they are opened anew, unless it has others by these numbers. While it stands still.
+/// seen. These are opened again, unless the program has files by their numbers. Called while the
+/// program stands still.
 fn has_descriptors(pager: &Pager, files: &[(i32, Option<PathBuf>)]) -> bool {
     let (mut is_whole, mut is_free) = (true, true);
     for (descriptor, file) in files {
@@ -239,12 +240,12 @@ struct FileSites {
     name: String,
     range: Range<usize>,
     sites: Vec<Site>,
-    /// The one that was found before.
+    /// The file that was found before this one.
     before: Option<&'static Self>,
 }
 
-/// The last that was found. Nothing of the list is changed or freed, so that a child has it whole,
-/// whenever it is made. One thread adds to it.
+/// The file that was found last. Entries of the list are never changed or freed, so that a child
+/// forked at any time has the whole list. Only one thread adds to it.
 static KNOWN: AtomicPtr<FileSites> = AtomicPtr::new(ptr::null_mut());
 
 fn last_known() -> Option<&'static FileSites> {
@@ -256,7 +257,7 @@ fn last_known() -> Option<&'static FileSites> {
 /// would grow by tens of MiB meanwhile.
 pub fn look_ahead() {
     let modules = {
-        // The dynamic linker has a lock meanwhile.
+        // The dynamic linker's lock is held meanwhile.
         let _busy = forking::busy();
         sites::make_tables();
         sites::modules()
@@ -264,7 +265,7 @@ pub fn look_ahead() {
     looker::apart(|| sites_of(&modules.iter().collect::<Vec<_>>()));
 }
 
-/// The system calls of all files but this library; of those that are not known yet, they are found.
+/// The system calls of all files but this library. Searches the files that are not known yet.
 fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
     let mut found = Vec::new();
     for module in modules {
@@ -285,7 +286,7 @@ fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
     found
 }
 
-/// Makes a pager; once more if the program has just closed all its descriptors, and ours.
+/// Makes a pager, a second time if the program has just closed all descriptors, ours included.
 fn pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
     let made = match try_pager(memory) {
         // A call found a descriptor closed.
@@ -302,13 +303,13 @@ fn os_error(error: &uzswap_region::Error) -> Option<i32> {
     sources.filter_map(|error| error.downcast_ref()).find_map(io::Error::raw_os_error)
 }
 
-/// Numbers that descriptors of ours may have, and how many of them a fork needs before there is a
+/// The numbers below which our descriptors are. A fork needs [`FORK_DESCRIPTORS`] before there is a
 /// child: for two files of the backing, one of which is opened once more.
 const DESCRIPTORS_MAX: u64 = 1024;
 const FORK_DESCRIPTORS: usize = 3;
 
-/// True if a fork will find room for its files. Without it, `fork` would fail where it does not for
-/// the program alone. It raises the soft limit to the hard one for that time.
+/// True if a fork will find room for its files. Otherwise `fork` would fail where it does not
+/// without us. The fork raises the soft limit to the hard one for that time.
 fn has_room_for_fork() -> bool {
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_MAX);
     let is_free = |number: &u64| {
@@ -330,7 +331,8 @@ fn try_pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
     let text = |setting| set(setting)?.into_string().ok();
     let compressor = text(Setting::Compressor).unwrap_or_else(|| "lz4".into());
     let pager = Pager::builder().memory(memory).compressor(&compressor);
-    // No process has a larger share than all of it. Where accesses are recorded the pool is beside.
+    // No process has a larger share than the whole budget. If accesses are recorded, the pool does
+    // not count in the budget.
     let all = tree().filter(|_| !crate::is_recorded()).map(|tree| tree.table().total.load(Relaxed));
     let pager = all.into_iter().fold(pager, PagerBuilder::memory_max);
     let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
@@ -357,14 +359,14 @@ fn folder_and_size(backing: &OsStr) -> Option<(&OsStr, u64)> {
     Some((OsStr::from_bytes(bytes.get(..colon)?), size))
 }
 
-/// True if this library's threads run, and are known: while one is being made it blocks all
+/// True if this library's threads run, and are known. A thread that is being made blocks all
 /// signals, and a replaced instruction would kill it.
 fn has_threads() -> bool {
     (0..1000).any(|turn| {
         if turn > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // One that is not known yet would be stopped as the program's, with our locks held.
+        // An unknown thread would be stopped like the program's, with our locks held.
         !own_threads::are_coming() && threads::ours().into_iter().all(is_reached)
     })
 }

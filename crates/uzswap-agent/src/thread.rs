@@ -1,13 +1,13 @@
 //! The state of the calling thread.
 //!
 //! A handler of the program's may interrupt a replaced call and never return (`longjmp`). Then the
-//! call is over, and the thread's next call lets go of the pages that it had pinned. A frame that
-//! lies deeper than the one of that call cannot be in use any more, unless the thread has several
-//! stacks and the call is on another one. Letting go is no harm there: a call that is begun again
-//! after a signal, and then meets a page that is out, pins it anew.
+//! call is over, and the thread's next call unpins its pages. A call is over if its frame lies
+//! deeper in the stack than that of the next call. This may be wrong if the thread has several
+//! stacks. Unpinning is harmless then: a call that is restarted after a signal, and meets an absent
+//! page, pins it anew.
 //!
-//! A call may wait for days with its buffers pinned, in each of many threads. So the pages of long
-//! buffers are *reserved* before: all threads together have a part of the budget for them.
+//! Each of many threads may wait for days in a call with its buffers pinned. So long buffers are
+//! *reserved* first, from a part of the budget that all threads share.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -20,20 +20,20 @@ static RESERVED: AtomicU64 = AtomicU64::new(0);
 
 /// The state of one thread. All of it is the thread's own and may be used in a handler.
 pub struct Thread {
-    /// The thread does something of ours: its system calls are not looked at.
+    /// The thread runs our code: the agent does not look at its system calls.
     pub is_inside: Cell<bool>,
-    /// It has been looked after: see [`crate::stacks::arm`].
+    /// The kernel knows our signal stack for it: see [`crate::stacks::arm`].
     pub is_armed: Cell<bool>,
-    /// The replaced call that it is in, but for handlers that have interrupted one; null: none.
+    /// The replaced call that it is in; null: none, or a handler has interrupted the call.
     pub call: Cell<*const Frame>,
     /// Where its list of robust locks begins; 0: not known.
     pub robust: Cell<u64>,
     /// The call whose fast path has pinned `pinned`; 0: none.
     first: Cell<usize>,
     pinned: [Cell<usize>; 4],
-    /// Null before the thread has been looked after, and while it ends.
+    /// Null before [`prepare`], and while the thread ends.
     table: Cell<*const PinTable>,
-    /// Counts uses of it.
+    /// Counts uses of the table.
     uses: Cell<u64>,
 }
 
@@ -53,15 +53,15 @@ thread_local! {
     static PINS: RefCell<Option<Box<PinTable>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's.
+/// Calls this with the calling thread's state.
 #[inline(always)]
 pub fn with<R>(look: impl FnOnce(&Thread) -> R) -> R {
     THREAD.with(look)
 }
 
 impl Thread {
-    /// Notes the pages that the fast path of a call has pinned. `false`: another call's are noted
-    /// already, which this one has interrupted or comes after.
+    /// Notes the pages that the fast path of a call has pinned. `false`: the pages of another call
+    /// are noted already, which this one has interrupted, or which was left by a jump.
     #[inline(always)]
     pub fn pin(&self, call: usize, one: &Range<usize>, other: &Range<usize>) -> bool {
         if self.first.get() != 0 {
@@ -98,21 +98,21 @@ impl Thread {
     }
 }
 
-/// Calls of one thread that may have something pinned at a time: those that are interrupted by
-/// handlers, and those that are over.
+/// Calls of one thread that may have pages pinned: the present one, interrupted ones, and those
+/// left by a jump.
 const CALLS: usize = 8;
 
 /// The pins of a thread's calls.
 struct PinTable([Pins; CALLS]);
 
-/// The pins of a call. A handler may use others of the thread's table at any time.
+/// The pins of a call. A handler may use other entries of the thread's table at any time.
 pub struct Pins {
-    /// Which use of the thread's table this is; 0: it is free.
+    /// The number of the use that has it; 0: it is free.
     id: AtomicU64,
     call: Cell<usize>,
     few: [Cell<(usize, usize)>; 4],
     count: Cell<usize>,
-    /// In our own code alone: no handler runs.
+    /// Used only in our own code, where no handler runs.
     many: RefCell<Vec<Range<usize>>>,
     /// Memory that was mapped for the call alone; 0 bytes: none.
     mapping: Cell<(usize, usize)>,
@@ -142,7 +142,7 @@ impl Pins {
         }
     }
 
-    /// Lets go of all of it.
+    /// Unpins all of it, and unmaps the call's mapping.
     fn end(&self) {
         let count = self.count.replace(0);
         for place in self.few.iter().take(count) {
@@ -161,7 +161,7 @@ impl Pins {
 }
 
 impl Drop for PinTable {
-    /// As the thread ends, which it may do in the midst of a call.
+    /// When the thread ends, perhaps within a call.
     fn drop(&mut self) {
         let _ = THREAD.try_with(|thread| thread.table.set(std::ptr::null()));
         let used = self.0.iter().filter(|pins| pins.id.load(Relaxed) != 0);
@@ -169,25 +169,25 @@ impl Drop for PinTable {
     }
 }
 
-/// A use of the thread's table. Its pages are unpinned when this is dropped, or once the thread
-/// makes another call and this one never came back.
+/// A use of the thread's table. Dropping it unpins its pages. If its call never returns, the
+/// thread's next call unpins them.
 pub struct Use {
     pins: *const Pins,
     id: u64,
-    /// Where the thread has no table, or it is full: nobody else knows of these.
+    /// For a thread without a table, or with a full one: only this value knows these pins.
     own: Vec<Range<usize>>,
     mapping: (usize, usize),
     reserved: u64,
 }
 
-/// Gives reserved bytes back. A child of a fork begins with none, whatever its parent had.
+/// Gives reserved bytes back. A forked child begins with none, whatever its parent had.
 fn give_back(bytes: u64) {
     if bytes > 0 {
         let _ = RESERVED.fetch_update(Relaxed, Relaxed, |all| Some(all.saturating_sub(bytes)));
     }
 }
 
-/// In a child, which has none of the threads that reserved bytes.
+/// In a forked child, which has none of the threads that reserved bytes.
 pub fn forget_reserved() {
     RESERVED.store(0, Relaxed);
 }
@@ -200,7 +200,7 @@ fn unmap(at: usize, bytes: usize) {
 }
 
 impl Use {
-    /// Of the call that the thread is in.
+    /// Begins a use for the call that the thread is in.
     pub fn begin() -> Self {
         THREAD.with(|thread| {
             let id = thread.uses.get() + 1;
@@ -237,7 +237,8 @@ impl Use {
 }
 
 impl Use {
-    /// Reserves bytes for a long buffer, of `all` that there are; how many there were yet.
+    /// Reserves up to so many bytes for a long buffer, of `all` that the threads share. Returns the
+    /// bytes that were reserved.
     pub fn reserve(&mut self, bytes: u64, all: u64) -> u64 {
         let granted = |reserved: u64| bytes.min(all.saturating_sub(reserved));
         let reserved = RESERVED.fetch_update(Relaxed, Relaxed, |reserved| {
@@ -305,10 +306,10 @@ pub fn end_calls_before(here: usize) {
     });
 }
 
-/// Stacks are at most so long, as far as is known here.
+/// A stack is assumed to be no larger.
 const STACK_MAX: usize = 8 << 20;
 
-/// True if a call cannot be under way any more while the thread makes another one.
+/// True if a call with the frame `call` is over, because the thread makes one at `here`.
 fn is_over(call: usize, here: usize) -> bool {
     call < here && here - call < STACK_MAX
 }

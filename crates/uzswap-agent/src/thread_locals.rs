@@ -1,12 +1,12 @@
 //! Where this library's thread-local variables are.
 //!
-//! The C library finds them by a table for each thread that lies in the program's heap. The table
-//! may be evicted, and a handler of a fault would meet another fault. And of a library that is
-//! loaded late, the variables are in that heap themselves. So they are in the room that the
-//! preloaded library has of each thread, at the same distance from each thread's block.
+//! The C library finds such variables through a table for each thread, in the program's heap. If
+//! that table were evicted, the handler of a fault would meet another fault. The variables of a
+//! library that is loaded late are in that heap themselves. So ours are in the room that the
+//! preloaded library has in each thread, at the same distance from each thread's block.
 //!
-//! The C library would note their destructors in the program's heap too, and under its allocator's
-//! lock, which the thread that faults may have. So they are noted here.
+//! The C library would also note destructors in that heap, under its allocator's lock, which the
+//! faulting thread may have. So this file notes them.
 
 use crate::stacks;
 use std::arch::asm;
@@ -18,12 +18,12 @@ use uzswap_tree::front::Front;
 static ROOM: AtomicIsize = AtomicIsize::new(0);
 /// From the beginning of the room to the variables.
 static VARIABLES: AtomicIsize = AtomicIsize::new(0);
-/// Where the first values of variables are, and in how many bytes; all others are zero.
+/// The address of the variables' first values, and their bytes; all others are zero.
 static INITIAL: AtomicUsize = AtomicUsize::new(0);
 static INITIAL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes before the variables, with the thread's mark that they have their first values; and their
-/// largest alignment.
+/// Bytes before the variables, which hold the thread's mark that they have their first values; also
+/// the largest alignment.
 const HEADER: usize = 64;
 
 unsafe extern "C" {
@@ -39,7 +39,7 @@ struct Index {
     offset: isize,
 }
 
-/// The linker puts this in the place of `__tls_get_addr` in this library.
+/// Replaces `__tls_get_addr` in this library.
 #[unsafe(no_mangle)]
 extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
     let block: isize;
@@ -60,8 +60,8 @@ extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
     room + VARIABLES.load(Relaxed) + index.offset
 }
 
-/// Writes the first values of variables, which are zeros now. A handler of a signal may do the same
-/// in between, and go on to change them: a value other than zero stays.
+/// Writes the first values of variables, which are zeros now. A signal handler may do the same
+/// meanwhile, and change the variables: a value other than zero stays.
 #[cold]
 fn fill(variables: isize) {
     let initial = INITIAL.load(Relaxed) as *const u64;
@@ -75,14 +75,14 @@ fn fill(variables: isize) {
         if value != 0 {
             // SAFETY: as above.
             let to = unsafe { &*to.add(word) };
-            // In one instruction; where it is refused the value is the handler's.
+            // In one instruction. If it fails, a handler has written the value.
             let _ = to.compare_exchange(0, value, Relaxed, Relaxed);
         }
     }
 }
 
-/// Finds where variables are to be, and notes the key. True if there is room for them. Once, before
-/// any of them is used.
+/// Finds the place of the variables, and notes the key. True if there is room for them. Called
+/// once, before any of them is used.
 pub fn prepare(front: &Front) -> bool {
     KEY.store(front.key, Relaxed);
     let Some(segment) = variables_segment() else { return true };
@@ -112,10 +112,10 @@ fn variables_segment() -> Option<libc::Elf64_Phdr> {
     segments.iter().find(|segment| segment.p_type == libc::PT_TLS).copied()
 }
 
-/// The key of each thread's list, the front's; none before [`prepare`].
+/// The front's key, with each thread's list of destructors; none before [`prepare`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// The destructors when a thread ends: the last noted first.
+/// A destructor to run when a thread ends: the last noted first.
 struct Ending {
     destructor: unsafe extern "C" fn(*mut c_void),
     object: *mut c_void,
@@ -138,7 +138,7 @@ fn run_all(list: *mut c_void) {
     }
 }
 
-/// The linker puts this in the place of the C library's.
+/// Replaces the C library's function in this library.
 #[unsafe(no_mangle)]
 extern "C" fn __wrap___cxa_thread_atexit_impl(
     destructor: unsafe extern "C" fn(*mut c_void),

@@ -1,4 +1,4 @@
-//! The eyes and hands of the thread that watches: one look, and the orders to a pager.
+//! The watching thread's look at the program, and its orders to a pager.
 
 use crate::decide::{self, Keep, Managed, Observation, Unmanaged};
 use crate::stage::{self, Stage};
@@ -10,14 +10,14 @@ use uzswap_sys::process;
 use uzswap_tree::front::{FILTERED, Front};
 use uzswap_tree::{Figures, RemoteSums, Tree, clock, own_number};
 
-/// Memory besides the pager's, bytes, when mappings that stay open were last looked through. A fork
-/// goes on from there, as with the next.
+/// Memory besides the pager's, bytes, when mappings that were left open were last searched. A
+/// forked child continues with this value, and with the next ones.
 static BESIDES: AtomicU64 = AtomicU64::new(0);
 /// The last report of this process: faults, pages stored, the activity at a store.
 static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static TOLD_REMOTE: RemoteSums = RemoteSums::new();
 
-/// The memory of a thread that watches.
+/// The state of a watching thread.
 pub struct Watcher {
     front: &'static Front,
     shared: SharedSize,
@@ -30,7 +30,7 @@ pub struct Watcher {
 impl Watcher {
     /// In a thread that begins to watch.
     pub fn new(front: &'static Front) -> Self {
-        // Its parent's memory, if this is a fork.
+        // A forked child shares memory with its parent.
         forking::note();
         looker::start();
         let now = Instant::now();
@@ -45,7 +45,7 @@ impl Watcher {
         if alone::is_wanted() {
             return Observation::EndWanted;
         }
-        // Others serve the faults of a program that was taken over: it is looked at as it asks.
+        // After the take-over the agent checks a filter when the program sets it (`seccomp`).
         if agent.is_none() && self.front.waits.load(Relaxed) & FILTERED != 0 {
             return Observation::Filtered;
         }
@@ -122,13 +122,13 @@ impl Watcher {
     }
 }
 
-/// How idle this process is, by its faults and those of all when they were last counted.
+/// How idle this process is: its faults and those of all processes at the last count.
 struct Idle {
     idleness: Idleness,
     own: u64,
     all: u64,
     next: Instant,
-    /// At the last look: its memory, bytes, and whether it waits for memory or is suspended.
+    /// Its memory at the last look, bytes, and true if it waited for memory or was suspended.
     used: u64,
     waits: bool,
 }
@@ -140,7 +140,7 @@ impl Idle {
         Self { idleness: Idleness::default(), own, all, next, used: 0, waits: false }
     }
 
-    /// Counts them, after a report to the tree.
+    /// Counts the faults, after a report to the tree.
     fn count(&mut self, tree: &Tree) {
         if Instant::now() < self.next {
             return;
@@ -151,7 +151,7 @@ impl Idle {
         let counted = tree.members().filter(|member| member.used > 0).count() as u64;
         let faults = FaultCounts { own, others, processes: counted.saturating_sub(1) };
         let idleness = match self.waits {
-            // It has few faults, and is not idle.
+            // A waiting process has few faults, and is not idle.
             true => Idleness::default(),
             false => self.idleness.after(faults, self.used),
         };
@@ -161,14 +161,14 @@ impl Idle {
 
 /// The memory that stays, as the report names it.
 struct Named {
-    /// Memory besides the pager's, bytes, when that was last found out.
+    /// Memory besides the pager's at the last report, bytes.
     at: Option<u64>,
     next: Instant,
 }
 
 impl Named {
-    /// Has the report name memory that stays and came after the take-over. The kernel's description
-    /// takes long of much memory, so it is read a ninth of the time at most.
+    /// Reports memory that stays and came after the take-over. Reading the kernel's description of
+    /// much memory takes long, so that takes a ninth of the time at most.
     fn keep_up(&mut self, besides: u64, tree: &Tree) {
         let at = *self.at.get_or_insert(besides);
         let start = Instant::now();
@@ -204,8 +204,8 @@ fn tell(agent: &Agent, tree: &Tree) {
     }
 }
 
-/// This process's memory that others have too, since a fork. Each process that was taken over
-/// counts it, and so do its children from their start.
+/// This process's memory that it shares with others since a fork. Each process that was taken over
+/// counts it, as do its children from their start.
 struct SharedSize {
     bytes: u64,
     /// Size of the last decrease. As much again is assumed before the next reading.
@@ -215,7 +215,7 @@ struct SharedSize {
 }
 
 impl SharedSize {
-    /// It is read after a fork, and again as long as there is such memory.
+    /// Reads the size after a fork, and again as long as memory is shared.
     fn bytes(&mut self) -> u64 {
         let is_new = forking::take_note();
         if is_new || self.bytes > 0 && Instant::now() >= self.next {

@@ -1,6 +1,6 @@
-//! Long writes to files. Where several processes append to one (`O_APPEND`), the bytes of one call
-//! stay together. So the program's call must stay one call, with all of its memory present. More
-//! memory than may be pinned is copied; for the time of the call the copy is beside the budget.
+//! Long writes to files. If several processes append to a file (`O_APPEND`), the bytes of one call
+//! stay together. So the program's call must stay one call, with all of its memory present. Memory
+//! that cannot be pinned is copied. During the call the copy does not count in the budget.
 
 use crate::pins::{BUFFERS_MAX, GivenMemory, Pins, is_moved_whole, peek_bytes};
 use crate::{Agent, layout, thread};
@@ -67,7 +67,8 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
     true
 }
 
-/// Memory of nobody's, which does not leave; it is unmapped with the use that notes it.
+/// Maps memory that does not leave, neither the program's nor the pager's. The use that notes it
+/// unmaps it.
 fn map(bytes: u64) -> Option<Range<usize>> {
     let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;

@@ -273,9 +273,9 @@ pub fn answer(result: c_long) -> c_long {
     -1
 }
 
-/// Makes a system call: the C library's function is ours here. The instruction before it does the
-/// same anywhere, and has room for a jump. By a trap it would be replaced otherwise, as the code
-/// around it happens to be, and a handler may make a call where no trap may be.
+/// Makes a system call; `libc::syscall` is ours here. The instruction before it does the same at
+/// any address, and has room for a jump: the agent can replace both by one. Otherwise the code
+/// around it might leave room for a trap only, and a handler may make a call where no trap may be.
 ///
 /// # Safety
 /// As of the call.

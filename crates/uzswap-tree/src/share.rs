@@ -60,7 +60,7 @@ pub struct Allowance {
 /// The shares are equal if no process is favoured. Otherwise each process keeps a part of an equal
 /// share, which is smaller the greater the favour. The first process gets the rest, as far as it
 /// uses that, then the next. If no more processes work than there are CPUs, the working ones share
-/// equally the memory that the idle ones leave: slowing one of them down would let a CPU idle.
+/// equally the memory that the idle ones leave. Slowing one of them down would let a CPU idle.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =

@@ -14,12 +14,12 @@ const OFTEN: u64 = 4 * MIB;
 const RECLAIMED: u64 = MIB;
 /// Pages that come and go in the least budget.
 const MOVING: u64 = MIB;
-/// Compressed, memory takes this part of itself.
+/// Compressed memory takes one part of so many.
 const COMPRESSED: u64 = 3;
 /// No history is longer, in milliseconds.
 const END: u64 = 60_000;
-/// Looks of 100 ms, during which all may have more than they may: while calls are looked for,
-/// while a process is taken over, and while pages leave.
+/// Looks of 100 ms, during which all may exceed their allowance: while calls are looked for, while
+/// a process is taken over, and while pages leave.
 const LOOKS: u64 = 4;
 
 /// Numbers by chance (SplitMix64).
@@ -87,7 +87,7 @@ struct Process {
     /// Bytes that a call has pinned, and that it needs besides before it ends.
     pinned: u64,
     call: u64,
-    /// Pages of which none could leave, as long as the pager knows.
+    /// Pages that could not leave, as far as the pager knows.
     stuck: u64,
     is_starved: bool,
     hopeless: u32,
