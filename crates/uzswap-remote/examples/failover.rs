@@ -1,12 +1,12 @@
-//! The pause of a reader when a primary of a cluster is killed, and the pages that are lost then.
+//! The pause of a reader after a primary of a cluster is killed, and the pages that are lost.
 //!
 //! ```text
 //! cargo run -p uzswap-remote --features testing --example failover [ROUNDS]
 //! ```
-//! Each round starts a cluster of six. One thread reads cold pages at random and checks them, one
-//! stores others. After two seconds a primary is killed as by `kill -9`; its replica is promoted.
-//! The last row is with `cluster-allow-reads-when-down yes`: our keys are written once, so no
-//! server has an older value.
+//! Each round starts a cluster of six. One thread reads cold pages at random and checks them,
+//! another stores other pages. After two seconds a primary is killed as by `kill -9`, and the
+//! cluster promotes its replica. The last row is with `cluster-allow-reads-when-down yes`: our keys
+//! are written once, so no server has an older value.
 
 mod cold;
 
@@ -17,7 +17,7 @@ use uzswap_engine::backing::{Backing, FileBacking, NoBacking};
 use uzswap_remote::testing::Cluster;
 use uzswap_remote::{Address, Connected};
 
-/// The cluster's own patience with a server, ms.
+/// The cluster declares a server dead after this time, ms.
 const NODE_TIMEOUT: u32 = 1000;
 const BEFORE: Duration = Duration::from_secs(2);
 const WHOLE: Duration = Duration::from_secs(10);
@@ -29,7 +29,7 @@ struct Round {
     lost: usize,
 }
 
-/// Reads while a primary is killed. With 0 copies a disk has each page, too.
+/// Reads while a primary is killed. With 0 copies, a disk has each page too.
 fn round(copies: u32, reads_when_down: bool) -> Outcome<Round> {
     let mut cluster = Cluster::start(NODE_TIMEOUT);
     let value = if reads_when_down { "yes" } else { "no" };
@@ -59,7 +59,7 @@ fn round(copies: u32, reads_when_down: bool) -> Outcome<Round> {
             std::thread::scope(|scope| {
                 let (is_read, is_killed) = (&is_read, &mut false);
                 scope.spawn(move || {
-                    // An error: a write has failed; it is tried again.
+                    // An error: a write has failed. The next round tries again.
                     while !is_read.load(Relaxed) {
                         let _ = store(cache, area, PAGES..PAGES + 500);
                     }

@@ -1,12 +1,11 @@
-//! Times of a cold page: from a disk, from a store by several ways, and by a bare client of it.
+//! Times of reading a cold page: from a disk, from a store in several ways, and by a bare client.
 //!
 //! ```text
 //! cargo run -p uzswap-remote --features testing --example latency
 //! ```
-//! It starts servers of its own. Pages are read at random, one after the other, and checked. The
-//! bare client reads as many bytes of the same values in turns with the cache, so that other load
-//! of the machine affects both. Delays are made by a proxy in user space, which has a row of its
-//! own.
+//! It starts its own servers. Pages are read at random, one after the other, and checked. The bare
+//! client and the cache take turns, and read as many bytes of the same values, so that other load
+//! on the machine affects both. A proxy in user space makes the delays, and has a row of its own.
 
 mod cold;
 
@@ -20,10 +19,10 @@ use uzswap_engine::backing::{Backing, FileBacking, NoBacking};
 use uzswap_remote::testing::{Harm, Proxy, Server};
 use uzswap_remote::{Address, Connected};
 
-/// Reads of each way, in rounds.
+/// Rounds, and the reads of each way in a round.
 const ROUNDS: u32 = 10;
 const READS: u32 = 1000;
-/// Bytes that the bare client reads: those of most records.
+/// Bytes that the bare client reads, the size of most records.
 const RECORD_BYTES: usize = 2114;
 
 /// CPU time of this process.
@@ -49,7 +48,7 @@ struct Bare<S> {
 }
 
 impl<S: Read + Write> Bare<S> {
-    /// Reads some bytes of some segment; how long it took.
+    /// Reads the bytes of a record at random. Returns the time.
     fn read(&mut self) -> Outcome<Duration> {
         let key = &self.keys[next(&mut self.state) as usize % self.keys.len()];
         let from = next(&mut self.state) as usize % 250_000;
@@ -74,7 +73,7 @@ impl<S: Read + Write> Bare<S> {
     }
 }
 
-/// The keys of whole segments.
+/// The keys of full segments.
 fn keys(server: &Server) -> Vec<String> {
     let is_whole =
         |key: &String| server.ask(&["STRLEN", key]).parse().is_ok_and(|n: u64| n > 260_000);

@@ -1,24 +1,24 @@
-//! Where the store is, as `--backing` names it:
+//! The address of a store, as `--backing` names it:
 //!
 //! ```text
 //! valkey://[USER@]HOST[:PORT][,HOST[:PORT] …][/][?NAME=VALUE&…]      unix:///PATH[?…]
 //! ```
-//! A password is never in it: command lines can be read by every user of the machine.
+//! The password is never in it: every user of the machine can read command lines.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Port of a seed without one.
+/// The default port.
 const PORT: u16 = 6379;
-/// A client that does not renew its segments for this long loses them.
+/// A client that does not renew its segments for this time loses them.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// How long a page that only the store has is waited for.
+/// How long a read waits for a page that only the store has.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The name of a client may have as many bytes.
+/// Most bytes of a client's name.
 const CLIENT_MAX: usize = 64;
 
-/// One server to begin with.
+/// A server to ask first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seed {
     /// By TCP: a host and a port.
@@ -37,35 +37,35 @@ impl fmt::Display for Seed {
     }
 }
 
-/// See the module.
+/// The address of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     text: String,
-    /// Servers to ask, in this order; several of one cluster.
+    /// Servers to ask first, in this order. Several must be of one cluster.
     pub seeds: Vec<Seed>,
-    /// True if the connections are encrypted, and the servers' certificates checked.
+    /// True for TLS, with a check of the servers' certificates.
     pub is_tls: bool,
-    /// The file with the certificates of the authorities; by default the system's.
+    /// The file with the authorities' certificates; `None` for the system's.
     pub authorities: Option<PathBuf>,
-    /// The file with a certificate of ours and its key, where servers ask for one.
+    /// The file with our certificate and its key, for servers that ask for one.
     pub certificate: Option<PathBuf>,
-    /// The user, where the store has users.
+    /// The user, if the store has users.
     pub user: Option<String>,
     /// The file with the password.
     pub password_file: Option<PathBuf>,
-    /// Most bytes that the segments of one cache may take; `None`: as many as fit.
+    /// Most bytes of one cache's segments; `None` for as many as fit.
     pub bytes_max: Option<u64>,
-    /// The first part of the keys after `uz:`; by default the machine's name.
+    /// The part of the keys after `uz:`; `None` for the machine's name.
     pub client: Option<String>,
-    /// Replicas that must have a segment before its local copy may go; 0: it stays.
+    /// Replicas that must have a segment before its local copy may go. With 0 the local copy stays.
     pub copies: u8,
-    /// How long a page that only the store has is waited for.
+    /// How long a read waits for a page that only the store has.
     pub timeout: Duration,
-    /// Life of a segment that nobody renews.
+    /// How long a segment lives without a renewal.
     pub ttl: Duration,
 }
 
-/// A text is no address of a store.
+/// A text that is no address of a store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("backing {address}: {reason}")]
 pub struct AddressError {
@@ -78,12 +78,13 @@ const SCHEMES: [(&str, bool); 4] =
     [("valkey", false), ("redis", false), ("valkeys", true), ("rediss", true)];
 
 impl Address {
-    /// True if a backing is named by an address and not by a path.
+    /// True if a text is an address, and no path.
     fn is_one(text: &str) -> bool {
         text.contains("://")
     }
 
-    /// The disk and the store that a text names, either or both: the disk first, then a space.
+    /// The disk and the store that a text names: either, or both with a space between, the disk
+    /// first.
     pub fn split(text: &str) -> (Option<&str>, Option<&str>) {
         let text = text.trim_end();
         let (path, last) = text.rsplit_once(char::is_whitespace).unwrap_or(("", text));
@@ -93,7 +94,7 @@ impl Address {
         (Some(path.trim()).filter(|path| !path.is_empty()), Some(last))
     }
 
-    /// The address that a text names.
+    /// Parses an address.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         let wrong = |reason: String| AddressError { address: shown(text), reason };
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
@@ -135,7 +136,7 @@ impl Address {
         Ok(address)
     }
 
-    /// Users and seeds.
+    /// Parses user and seeds.
     fn set_place(&mut self, place: &str) -> Result<(), String> {
         let (place, path) = place.split_once('/').unwrap_or((place, ""));
         if !path.is_empty() {
@@ -204,7 +205,7 @@ impl Address {
         Ok(())
     }
 
-    /// The password, of the file or else of `UZSWAP_REMOTE_PASSWORD`.
+    /// The password, from the file, or else from `UZSWAP_REMOTE_PASSWORD`.
     pub(crate) fn password(&self) -> Result<Option<String>, AddressError> {
         let Some(path) = &self.password_file else {
             return Ok(std::env::var("UZSWAP_REMOTE_PASSWORD").ok());
@@ -241,7 +242,7 @@ fn seed(text: &str) -> Result<Seed, String> {
     Ok(Seed::Tcp(host.into(), port))
 }
 
-/// A text without the password that it may have.
+/// A text without a password in it.
 fn shown(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
     let end = rest.find(['/', '?']).unwrap_or(rest.len());

@@ -1,7 +1,8 @@
-//! The clients of a store, for people: the bytes of each, and the removal of the dead.
+//! The clients of a store, for people: the bytes of each, and the removal of dead clients'
+//! segments.
 //!
-//! It looks at every key of the store, so it is for a user with more rights than a cache needs:
-//! `SCAN`, `STRLEN` and `GET`.
+//! It reads every key of the store. So its user needs more rights than a cache: `SCAN`, `STRLEN`
+//! and `GET`.
 
 use crate::address::Address;
 use crate::connect::{enter, name};
@@ -12,27 +13,27 @@ use crate::{nodes, protocol};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A server may take so long to look through a part of its keys.
+/// How long a server may take to scan a part of its keys.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Keys that it looks through at a time.
+/// Keys that the server scans for one command.
 const COUNT: &[u8] = b"1000";
 
 /// One life of a cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Client {
-    /// Its name: a machine's, or the parameter `client`.
+    /// The client's name: the machine's, or the parameter `client`.
     pub client: String,
     /// The number of this life, in hexadecimal.
     pub epoch: String,
-    /// Machine and process, while it shows that it lives.
+    /// Its machine and process, while its lease lasts.
     pub owner: Option<String>,
-    /// Segments there.
+    /// Segments at the store.
     pub segments: u64,
-    /// Their bytes.
+    /// Bytes of these segments.
     pub bytes: u64,
 }
 
-/// A store, to look at.
+/// A connected store.
 pub struct Admin {
     address: Address,
     secrets: Secrets,
@@ -40,7 +41,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Connects to the first server that answers. Errors: none does, or it refuses.
+    /// Connects to the first server that answers. Error: none answers, or one refuses.
     pub fn connect(address: &Address) -> Result<Self, ConnectError> {
         let secrets = Secrets::of(address)?;
         let wrong = |reason: String| ConnectError::store(address, reason);
@@ -95,7 +96,7 @@ impl Admin {
         Ok(all.into_values().collect())
     }
 
-    /// Removes the segments of all clients that do not show that they live; their number and bytes.
+    /// Removes the segments of all clients without a lease. Returns their number and bytes.
     pub fn remove_dead(&self) -> Result<(u64, u64), ConnectError> {
         let dead: Vec<_> =
             self.clients()?.into_iter().filter(|client| client.owner.is_none()).collect();
@@ -118,7 +119,7 @@ impl Admin {
         Ok((sum(|client| client.segments), sum(|client| client.bytes)))
     }
 
-    /// Passes all keys that are ours to `visit`, some at a time, with a line to their server.
+    /// Passes all our keys to `visit`, in batches, with the line to their server.
     fn each(
         &self,
         mut visit: impl FnMut(&mut Line, &[String]) -> Result<(), Fault>,
@@ -162,7 +163,7 @@ impl Admin {
     }
 }
 
-/// Client, epoch and the rest of a key that is ours.
+/// Client, epoch and the rest of one of our keys.
 fn parts(key: &str) -> Option<(&str, &str, &str)> {
     let (client, rest) = key.strip_prefix("uz:")?.split_once(':')?;
     let (epoch, end) = rest.split_once(':')?;

@@ -1,4 +1,4 @@
-//! How a store is entered, and how its servers are learned, at the start and whenever one is gone.
+//! Connecting to a store, and learning its servers: at the start, and whenever a server is gone.
 
 use crate::address::{Address, Seed};
 use crate::error::ConnectError;
@@ -15,18 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Lines to read on, for each server: as many threads read at once.
+/// Lines for reads: for each server, and at least. Each serves one thread at a time.
 const READERS_EACH: usize = 2;
 const READERS_MIN: usize = 4;
-/// Between two attempts to open the lines of a server.
+/// The pause between attempts to open the lines of a server.
 const RETRY: Duration = Duration::from_millis(500);
-/// Between two looks at the policy and the memory of the servers. A store that begins to drop keys
-/// may lose pages for so long.
+/// How often to check the policy and the memory of the servers. A store that begins to drop keys
+/// may lose pages for this long.
 const LOOK: Duration = Duration::from_secs(10);
 
 impl Store {
-    /// Connects, and tries each command that will be needed. Errors: the store cannot be used, with
-    /// the reason and the remedy.
+    /// Connects, and tries each command that will be needed. Error: the reason why the store cannot
+    /// be used, and the remedy.
     pub(crate) fn connect(address: &Address) -> Result<(Self, Limits), ConnectError> {
         let own = |source| ConnectError::Own { address: address.to_string(), source };
         let wrong = |reason: String| ConnectError::store(address, reason);
@@ -37,7 +37,7 @@ impl Store {
         let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
         let epoch = random().map_err(own)?;
         let store = Self::closed(address, epoch, servers * READERS_EACH).map_err(own)?;
-        // An error: it has secrets, which no store has before this line.
+        // An error: the store has secrets already, which cannot be here.
         let _ = store.secrets.set(secrets);
         let mut keeper = lock(&store.keeper);
         keeper.seeds = seeds;
@@ -49,16 +49,16 @@ impl Store {
         Ok((store, limits))
     }
 
-    /// Goes on with the keys of a process that has ended, which read on so many lines. A store that
-    /// is gone, full or unfit is no error: it may have the only copy of a page. [`Store::tend`]
-    /// tries again. Errors: no descriptor.
+    /// Goes on with the keys of a process that has ended, which had this number of lines for reads.
+    /// A store that is gone, full or unfit is no error, since it may have the only copy of a page.
+    /// [`Store::tend`] tries again. Error: no descriptor.
     pub(crate) fn resume(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
         let store = Self::closed(address, epoch, readers)?;
         store.tend(&mut lock(&store.keeper));
         Ok(store)
     }
 
-    /// With lines that are closed. Errors: no descriptor.
+    /// A store whose lines are all closed. Error: no descriptor.
     fn closed(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
         let reader = |_| {
             Ok::<_, io::Error>(Reader {
@@ -92,8 +92,8 @@ impl Store {
         })
     }
 
-    /// Opens lines that are closed, learns the servers again if one is gone, and looks at their
-    /// memory now and then.
+    /// Opens closed lines, learns the servers again if one is gone, and checks their memory at
+    /// intervals.
     pub(crate) fn tend(&self, keeper: &mut Keeper) {
         let is_whole =
             self.is_up() && self.readers.iter().all(|reader| reader.is_open.load(Relaxed));
@@ -106,15 +106,15 @@ impl Store {
             self.open_lines(keeper);
         }
         if self.is_up() && keeper.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
-            // Unfit, or a moment without an answer.
+            // Unfit, or a server did not answer for a moment.
             let is_unfit = self.look(keeper).is_err();
             self.is_unfit.store(is_unfit, Relaxed);
         }
     }
 
     fn learn_again(&self, keeper: &mut Keeper) -> Option<Vec<Primary>> {
-        // A process that goes on may lack either: a name that nobody knows now, a file that is
-        // gone. It tries again.
+        // After taking over, seeds or secrets may be missing: a name does not resolve now, or a
+        // file is gone. The next call tries again.
         if keeper.seeds.is_empty() {
             keeper.seeds = seeds(&self.address).ok()?;
         }
@@ -140,12 +140,12 @@ impl Store {
         enter(line, place, &self.address, secrets, patience)
     }
 
-    /// Numbers the servers that were learned.
+    /// Gives the learned servers numbers.
     fn take_in(&self, keeper: &mut Keeper, primaries: &[Primary]) {
         let known = &mut keeper.known;
         let mut number = |place: &Endpoint| {
             known.iter().position(|known| known == place).unwrap_or_else(|| {
-                // Numbers of servers that are gone are used again when all are taken.
+                // When all numbers are taken, those of servers that are gone are used again.
                 if known.len() == NODES_MAX {
                     known.clear();
                     keeper.writers.iter_mut().for_each(Line::close);
@@ -165,13 +165,13 @@ impl Store {
         }
         self.map.set(primaries, number);
         while keeper.writers.len() < keeper.known.len() {
-            // Without a descriptor the server cannot be written to.
+            // An error: no descriptor. The server cannot be written to.
             let Ok(line) = Line::new() else { break };
             keeper.writers.push(line);
         }
     }
 
-    /// Opens each line that is closed, or is to another server than it should be.
+    /// Opens each line that is closed, or connected to the wrong server.
     fn open_lines(&self, keeper: &mut Keeper) {
         if keeper.active.is_empty() {
             // No server has answered yet.
@@ -205,7 +205,7 @@ impl Store {
         self.is_up.store(is_primary_up, Relaxed);
     }
 
-    /// Looks at the policy and the memory of the servers. Errors: the reason and the remedy.
+    /// Checks the policy and the memory of the servers. Error: the reason and the remedy.
     fn look(&self, keeper: &mut Keeper) -> Result<Limits, String> {
         keeper.looked = Some(Instant::now());
         let mut limits = Limits { bytes: Some(0) };
@@ -227,9 +227,9 @@ impl Store {
         Ok(limits)
     }
 
-    /// Tries each command on each server that has keys.
+    /// Tries each command on each server with keys.
     fn try_commands(&self, keeper: &mut Keeper) -> Result<(), String> {
-        // As many numbers that are not given to segments as find a key for each server.
+        // Numbers that no segment gets: enough to find a key for each server.
         let mut left = keeper.primaries.clone();
         let numbers = (0..u64::from(u16::MAX)).map(|number| u64::MAX - number);
         for number in numbers {
@@ -269,7 +269,8 @@ impl Store {
     }
 }
 
-/// The servers, as the first one knows them that answers. As a value: why none could be used.
+/// The servers, as the first seed that answers knows them. `Ok(Err)`: the reason why no seed can be
+/// used.
 fn first_answer(
     seeds: &[Endpoint],
     address: &Address,
@@ -287,7 +288,7 @@ fn first_answer(
     Ok(Err(reason))
 }
 
-/// The places of all seeds. Errors: a name is not known.
+/// The endpoints of all seeds. Error: a name does not resolve.
 fn seeds(address: &Address) -> Result<Vec<Endpoint>, ConnectError> {
     let mut all = Vec::new();
     for seed in &address.seeds {
@@ -311,7 +312,7 @@ fn refused(place: &str, command: &str, text: &str) -> String {
     format!("{place}: {command}: {text}; {remedy}")
 }
 
-/// Connects a line and identifies itself; the server's `INFO`.
+/// Connects a line and authenticates. Returns the server's `INFO`.
 pub(crate) fn enter(
     line: &mut Line,
     place: &Endpoint,

@@ -1,4 +1,4 @@
-//! From an address to a backing: the store that answers, and how much may be there.
+//! From an address to a backing: the connected store, and the bytes that it may take.
 
 use crate::address::Address;
 use crate::error::ConnectError;
@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use uzswap_engine::backing::{Backing, SEGMENT_BYTES};
 
-/// Bytes at a store without a limit of its own, if no other number is given.
+/// Default of the bytes at a store that has no limit of its own.
 const BYTES_MAX: u64 = 8 << 30;
-/// The part of a store's memory that one cache takes, if no other number is given.
+/// Default of the divisor of a store's memory that one cache takes.
 const SHARE: u64 = 2;
 /// A connected store, before its backing is made.
 pub struct Connected {
     store: Store,
     limits: Limits,
     table: Option<OwnedFd>,
-    /// Of the process before.
+    /// The table's header, if the last process has left one.
     kept: Option<TableHeader>,
 }
 
 impl Connected {
-    /// Connects to a store. Errors: it cannot be used, with the reason and the remedy.
+    /// Connects to a store. Error: the reason why it cannot be used, and the remedy.
     pub fn to(address: &Address) -> Result<Self, ConnectError> {
         let (store, limits) = Store::connect(address)?;
         if let (Some(wanted), Some(there)) = (address.bytes_max, limits.bytes)
@@ -38,9 +38,9 @@ impl Connected {
         Ok(Self { store, limits, table: None, kept: None })
     }
 
-    /// The same with a table in such memory, which outlives the process: new, or as the process
-    /// before has left it. Then pages may be at the store alone, so one that does not answer or
-    /// cannot be used is no error: it is waited for.
+    /// The same, with a table in memory that outlives the process: new, or as the last process has
+    /// left it. In the latter case pages may be at the store alone. So a store that does not answer
+    /// or cannot be used is no error: reads wait for it.
     pub fn with_table(address: &Address, table: OwnedFd) -> Result<Self, ConnectError> {
         let kept = SegmentTable::header(&table);
         let Some(TableHeader { epoch, readers, .. }) = kept else {
@@ -52,21 +52,21 @@ impl Connected {
         Ok(Self { store, limits: Limits { bytes: None }, table: Some(table), kept })
     }
 
-    /// Bytes at the store, at most, beside a local disk of so many.
+    /// Most bytes at the store, beside a local disk of `local` bytes.
     fn bytes_max(&self, local: u64) -> u64 {
         let address = self.store.address();
         let there = self.limits.bytes.map_or(BYTES_MAX, |bytes| bytes / SHARE);
         address.bytes_max.unwrap_or(if address.copies == 0 { local } else { there })
     }
 
-    /// Bytes that the local file must have room for if it may take `most`: in a fork it may have to
-    /// take all of it.
+    /// Bytes that the local file must have room for, if `most` are used of it. In a fork the file
+    /// may have to take all pages of the store as well.
     pub fn file_bytes(&self, most: u64) -> u64 {
         if self.store.address().copies == 0 { most } else { most + self.bytes_max(most) }
     }
 
-    /// Makes the backing, over a local one of which at most so many bytes are used. Errors: without
-    /// a local one there would be no second copy; no memory.
+    /// Makes the backing over a local one, of which at most `most` bytes are used. Errors: there is
+    /// no local one for a second copy; no memory.
     pub fn over(self, local: Box<dyn Backing>, most: u64) -> Result<Tiers, ConnectError> {
         let address = self.store.address().clone();
         let slots = (local.bytes() / SEGMENT_BYTES as u64) as usize;
@@ -125,7 +125,7 @@ impl Connected {
 }
 
 impl LocalSpace {
-    /// The owners of the slots of a table, and the free ones.
+    /// The owners of a table's slots, and the free slots.
     fn of(table: &SegmentTable, slots: usize, limit: usize, copies: u8) -> (Vec<u32>, Self) {
         let mut owners = vec![NONE; slots];
         for segment in 0..table.count() {

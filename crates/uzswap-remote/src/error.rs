@@ -1,15 +1,15 @@
-//! A store that cannot be used, and why.
+//! The reasons why a store cannot be used.
 
 use crate::address::{Address, AddressError};
 use std::io;
 
-/// The store cannot be used.
+/// A store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The address, or the file of the password.
+    /// The address is wrong, or the password's file.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// This process has no descriptor or memory for it.
+    /// This process has no descriptor or memory for the store.
     #[error("backing {address}: {source}; raise the limit of open files (ulimit -n)")]
     Own {
         /// The address.
@@ -17,7 +17,7 @@ pub enum ConnectError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The store.
+    /// The store refused, or did not answer.
     #[error("backing {address}: {reason}")]
     Store {
         /// The address.

@@ -5,10 +5,10 @@ use std::time::Duration;
 use uzswap_engine::backing::RemoteFigures;
 use uzswap_engine::times::Times;
 
-/// See the module.
+/// The counts and times of a store.
 #[derive(Default)]
 pub(crate) struct StoreFigures {
-    /// How long reads took.
+    /// The times of reads.
     pub(crate) times: Times,
     reads: AtomicU64,
     bytes_read: AtomicU64,
@@ -43,7 +43,7 @@ impl StoreFigures {
         self.full.fetch_add(1, Relaxed);
     }
 
-    /// All of them; the rest of the figures stays as by default.
+    /// These figures. The other fields have their defaults.
     pub(crate) fn all(&self) -> RemoteFigures {
         let get = |count: &AtomicU64| count.load(Relaxed);
         RemoteFigures {

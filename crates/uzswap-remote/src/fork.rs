@@ -1,5 +1,5 @@
-//! A fork: the child has the segments that only the store had in its own file, and is a client of
-//! its own.
+//! A fork. The child gets the segments that only the store had in its own local file, and becomes a
+//! client of its own.
 
 use crate::store::{Keeper, lock};
 use crate::table::{LOCAL, REMOTE};
@@ -9,17 +9,17 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_engine::backing::SEGMENT_BYTES;
 
-/// Held while a process forks.
+/// Locks that are held while a process forks.
 pub struct BeforeFork<'a> {
     work: MutexGuard<'a, UpkeepState>,
     keeper: MutexGuard<'a, Keeper>,
     space: MutexGuard<'a, LocalSpace>,
-    /// Segments that only the store has, and their slots in the child.
+    /// Segments that only the store has, with their slots in the child.
     moved: Vec<(usize, u32)>,
 }
 
 impl Tiers {
-    /// Locks the parts that a fork must find at rest.
+    /// Locks all parts that must be at rest during a fork.
     pub fn before_fork(&self) -> BeforeFork<'_> {
         let inner = &*self.0;
         let work = lock(&inner.work);
@@ -28,8 +28,8 @@ impl Tiers {
         BeforeFork { work, keeper, space: lock(&inner.space), moved: Vec::new() }
     }
 
-    /// Gives the child each segment that only the store has: `write` writes it to the child's local
-    /// backing, at an offset there. Errors: a segment cannot be read or written, or that backing
+    /// Gives the child each segment that only the store has. `write` writes to the child's local
+    /// backing, at an offset. Errors: a segment cannot be read or written, or the child's backing
     /// has no room.
     pub fn give_to_child(
         &self,
@@ -55,7 +55,7 @@ impl Tiers {
         Ok(())
     }
 
-    /// In the child: a client of its own, whose segments are all local.
+    /// In the child: becomes a client of its own, whose segments are all local.
     pub fn in_child(&self, before: BeforeFork<'_>) -> io::Result<()> {
         let inner = &*self.0;
         let BeforeFork { work: _work, mut keeper, mut space, moved } = before;

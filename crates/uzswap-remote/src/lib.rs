@@ -1,4 +1,4 @@
-//! A backing in another machine's memory: segments, as the disk has them, in Valkey or Redis.
+//! A backing in another machine's memory: segments like those on a disk, in Valkey or Redis.
 //!
 //! ```text
 //! address      valkey://HOST:PORT/?max=8G      tls       certificates, password
@@ -9,9 +9,9 @@
 //! fork         a child has a copy              upkeep    the background thread
 //! admin        the clients of a store
 //! ```
-//! It speaks the protocol itself: client libraries return each reply in memory of their own, and a
-//! thread that faults must not need any. So the library that is loaded into other programs stays
-//! small, too. `docs/design/remote.md` has the promises.
+//! The crate speaks the protocol itself. Client libraries allocate memory for each reply, and a
+//! thread that faults must not need any. And the library that is loaded into other programs stays
+//! small. `docs/design/remote.md` has the promises.
 
 // In the order in which to read them.
 mod address;

@@ -1,9 +1,9 @@
 //! A line: one connection to a server, over TCP or a Unix socket.
 //!
-//! Its descriptor has a number that it keeps when the connection is made anew, because a program
-//! that this runs inside of may close or reuse any other number. Its buffer is made with it. So a
-//! thread that only sends and receives allocates nothing. After any error the line is closed: a
-//! late reply must not be taken for that of the next command.
+//! Its descriptor keeps its number when the connection is made anew: a program that this runs in
+//! may close or reuse any other number. The line has its buffer from the start, so sending and
+//! receiving allocate nothing. After any error the line is closed: a late reply must not be taken
+//! for that of the next command.
 
 use crate::protocol::{Refusal, Reply, command, reply};
 use crate::tls::Tls;
@@ -18,23 +18,23 @@ use std::path::PathBuf;
 use std::time::Duration;
 use uzswap_sys::process;
 
-/// Bytes that are received at once, if as many are there: a page, or some neighbours.
+/// Most bytes of one receive: a page, or some neighbours.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// Bytes of a reply's first line, of which messages are the longest.
+/// Most bytes of a reply's first line. Error messages are the longest.
 const LINE_BYTES_MAX: usize = 1024;
 
 /// How long a server may take to accept a connection.
 const CONNECT: Duration = Duration::from_millis(500);
 
-/// Where a server is.
+/// The place of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// A command that brought nothing.
+/// A command without a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// There is no connection, or it broke, or no reply came in time.
@@ -54,20 +54,20 @@ pub(crate) enum Value {
     Error(Refusal, String),
 }
 
-/// See the module.
+/// A connection to a server, open or closed.
 pub(crate) struct Line {
-    /// The number that the connection has, with some descriptor even while there is none.
+    /// Has the connection's number, and keeps it while there is no connection.
     descriptor: OwnedFd,
     is_open: bool,
     tls: Option<Box<ClientConnection>>,
     buffer: Box<[u8; BUFFER_BYTES]>,
-    /// Received, and not yet taken.
+    /// The received bytes that were not taken yet.
     start: usize,
     end: usize,
 }
 
 impl Line {
-    /// Without a connection. Errors: no descriptor.
+    /// A closed line. Error: no descriptor.
     pub(crate) fn new() -> io::Result<Self> {
         let (one, _) = UnixStream::pair()?;
         Ok(Self {
@@ -88,8 +88,8 @@ impl Line {
         self.is_open
     }
 
-    /// Connects, with TLS if told how. A reply may take `patience`. Errors: `InvalidData`, the
-    /// server's certificate.
+    /// Connects, with TLS if `tls` is given. A reply may take `patience`. `InvalidData`: the
+    /// server's certificate is wrong.
     pub(crate) fn open(
         &mut self,
         place: &Endpoint,
@@ -119,7 +119,7 @@ impl Line {
         Ok(())
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub(crate) fn close(&mut self) {
         if self.is_open {
             // An error: the other side has ended it.
@@ -128,13 +128,13 @@ impl Line {
         self.forget();
     }
 
-    /// The same in a fork, whose parent goes on with the connection.
+    /// The same in a fork, whose parent keeps using the connection.
     pub(crate) fn forget(&mut self) {
         (self.is_open, self.start, self.end) = (false, 0, 0);
         self.tls = None;
     }
 
-    /// Sends all of it. `more`: the rest of the command follows.
+    /// Sends all bytes. `more`: the rest of the command follows.
     pub(crate) fn send(&mut self, bytes: &[u8], more: bool) -> Result<(), Fault> {
         let mut left = bytes;
         let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
@@ -174,7 +174,7 @@ impl Line {
         Err(Fault::Down)
     }
 
-    /// The range in the buffer of the next line, without its end.
+    /// The range of the next line in the buffer, without its end.
     fn next_line(&mut self) -> Result<std::ops::Range<usize>, Fault> {
         loop {
             let there = &self.buffer[self.start..self.end];
@@ -200,7 +200,7 @@ impl Line {
         })
     }
 
-    /// The first line of a reply that is no error.
+    /// The first line of a reply. A refusal is an error.
     pub(crate) fn answer(&mut self) -> Result<Reply, Fault> {
         match self.reply()? {
             Reply::Error(refusal) => Err(Fault::Refused(refusal)),
@@ -208,7 +208,7 @@ impl Line {
         }
     }
 
-    /// Takes the bytes that follow [`Reply::Bulk`]: as many as it says, all of `out`.
+    /// Takes the content of a [`Reply::Bulk`], whose length is that of `out`.
     pub(crate) fn bulk(&mut self, out: &mut [u8]) -> Result<(), Fault> {
         let mut at = 0;
         while at < out.len() {
@@ -250,7 +250,7 @@ impl Line {
 
     /// Takes a whole reply. Allocates.
     pub(crate) fn value(&mut self) -> Result<Value, Fault> {
-        /// No reply that we ask for has more bytes, or parts.
+        /// Replies to our commands have fewer bytes, and fewer parts.
         const MOST: usize = 64 << 20;
         let line = self.next_line()?;
         let text = String::from_utf8_lossy(&self.buffer[line.clone()][1..]).into_owned();
@@ -277,7 +277,7 @@ impl Line {
     }
 }
 
-/// Encrypts and sends some of the bytes, and returns their number.
+/// Encrypts and sends some bytes. Returns their number.
 fn send_by(tls: &mut ClientConnection, descriptor: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     let taken = tls.writer().write(bytes).map_err(|_| Errno::IO)?;
     flush(tls, descriptor)?;
@@ -294,7 +294,7 @@ fn flush(tls: &mut ClientConnection, descriptor: &OwnedFd) -> Result<(), Errno> 
     Ok(())
 }
 
-/// Receives some bytes; 0: the server has ended the connection.
+/// Receives some bytes; 0 if the server has closed the connection.
 fn receive_by(
     tls: &mut Option<Box<ClientConnection>>,
     descriptor: &OwnedFd,
@@ -318,7 +318,7 @@ fn receive_by(
     }
 }
 
-/// A connection as the library of TLS takes it.
+/// The connection, for the TLS library.
 struct Socket<'a>(&'a OwnedFd);
 
 impl Read for Socket<'_> {
@@ -343,7 +343,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
-    /// A line to a server that answers each request with the next of these bytes, a few at a time.
+    /// A line to a server that answers each request with the next of these replies, in small
+    /// pieces.
     fn line(answers: &'static [&'static [u8]]) -> (Line, thread::JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
@@ -356,7 +357,7 @@ mod tests {
                 let mut request = [0; 64];
                 assert!(stream.read(&mut request).unwrap() > 0);
                 for part in answer.chunks(3) {
-                    // An error: the line was closed at a part before.
+                    // An error: the line was closed after an earlier piece.
                     let _ = stream.write_all(part);
                     thread::yield_now();
                 }

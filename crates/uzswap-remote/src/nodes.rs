@@ -1,7 +1,8 @@
-//! The servers of a store: which one has which keys, and which are their replicas.
+//! The servers of a store: which server has a key, and its replicas.
 //!
-//! A thread that reads a page looks here by atomics. The background thread learns the servers anew
-//! when one is gone or says that a key is elsewhere. A server keeps its number while we know it.
+//! A thread that reads a page looks here, by atomics. The background thread learns the servers anew
+//! when a server is gone, or says that a key is elsewhere. A server keeps its number as long as we
+//! know it.
 
 use crate::address::Seed;
 use crate::line::{Endpoint, Fault, Line, Value};
@@ -12,12 +13,12 @@ use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 /// Most servers of a cluster.
 pub(crate) const NODES_MAX: usize = 64;
-/// Replicas of a server that are read from.
+/// Replicas of one server that are read from.
 const REPLICAS_MAX: usize = 2;
 /// No server.
 const NONE: u16 = u16::MAX;
 
-/// A server with the slots that it has, and its replicas.
+/// A server with its slots and its replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Primary {
     pub(crate) place: Endpoint,
@@ -25,14 +26,14 @@ pub(crate) struct Primary {
     pub(crate) replicas: Vec<Endpoint>,
 }
 
-/// See the module.
+/// The numbers of the servers, by slot.
 pub(crate) struct Map {
     owners: Box<[AtomicU16]>,
     replicas: Box<[[AtomicU16; REPLICAS_MAX]]>,
 }
 
 impl Map {
-    /// All keys at server 0.
+    /// Server 0 has all keys.
     pub(crate) fn new() -> Self {
         let none = |_| std::array::from_fn(|_| AtomicU16::new(NONE));
         Self {
@@ -52,7 +53,7 @@ impl Map {
         all.filter(|replica| *replica != NONE).map(usize::from)
     }
 
-    /// Takes over the servers that were learned; `number` numbers a server.
+    /// Takes over the learned servers. `number` returns a server's number.
     pub(crate) fn set(&self, primaries: &[Primary], mut number: impl FnMut(&Endpoint) -> usize) {
         for primary in primaries {
             let own = number(&primary.place);
@@ -67,7 +68,7 @@ impl Map {
     }
 }
 
-/// The places of a seed. Errors: its name is not known.
+/// The endpoints of a seed. Error: its name does not resolve.
 pub(crate) fn places(seed: &Seed) -> std::io::Result<Vec<Endpoint>> {
     Ok(match seed {
         Seed::Unix(path) => vec![Endpoint::Unix(path.clone())],
@@ -77,14 +78,14 @@ pub(crate) fn places(seed: &Seed) -> std::io::Result<Vec<Endpoint>> {
     })
 }
 
-/// A line of `INFO`, by its name.
+/// The value of a field of `INFO`.
 pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
     info.lines().find_map(value).map(str::trim_end)
 }
 
-/// The servers of the store that a line is connected to, at a place. As a value: the reason that
-/// they cannot be used.
+/// The servers of a store, as the server on this line knows them. `Ok(Err)`: the reason why they
+/// cannot be used.
 pub(crate) fn learn(
     line: &mut Line,
     place: &Endpoint,
@@ -152,7 +153,7 @@ fn of_cluster(reply: &Value, asked: &Endpoint) -> Result<Vec<Primary>, String> {
     Ok(primaries)
 }
 
-/// One server: its address, which may be empty for the one that was asked, and its port.
+/// A server's address and port. The address may be empty for the server that was asked.
 fn of_server(value: &Value, asked: &Endpoint) -> Option<Endpoint> {
     let Value::Array(parts) = value else { return None };
     let Some(Value::Integer(port)) = parts.get(1) else { return None };

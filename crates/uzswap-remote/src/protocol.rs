@@ -1,17 +1,17 @@
-//! RESP, the protocol of Valkey and Redis: commands are encoded, and replies told apart.
+//! RESP, the protocol of Valkey and Redis: encoding commands, and telling replies apart.
 //!
-//! A command is an array of strings. Nothing here allocates: a page that comes back must not need
-//! memory first, and a client library that returns each reply in memory of its own would.
+//! A command is an array of strings. Nothing here allocates: a thread that needs a page must not
+//! need memory first.
 
 use std::io::{self, Write};
 
-/// Bytes that a key may have: `uz:`, a client, an epoch and a number.
+/// Most bytes of a key: `uz:`, a client, an epoch and a number.
 pub(crate) const KEY_BYTES_MAX: usize = 128;
 
-/// Bytes of an encoded command with one key and a few numbers.
+/// Most bytes of an encoded command with one key and a few numbers.
 pub(crate) const COMMAND_BYTES_MAX: usize = 320;
 
-/// Writes the start of a command with as many parts.
+/// Writes the start of a command with this number of parts.
 pub(crate) fn begin(out: &mut impl Write, parts: usize) -> io::Result<()> {
     write!(out, "*{parts}\r\n")
 }
@@ -23,7 +23,7 @@ pub(crate) fn part(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     out.write_all(b"\r\n")
 }
 
-/// A command in memory of the background thread.
+/// A command in a vector, for the background thread.
 pub(crate) fn command(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::with_capacity(parts.iter().map(|part| part.len() + 16).sum());
     encode(&mut out, parts).expect("memory takes all bytes");
@@ -42,7 +42,7 @@ pub(crate) struct Short {
 }
 
 impl Short {
-    /// Of at most [`COMMAND_BYTES_MAX`] bytes, encoded.
+    /// A command of at most [`COMMAND_BYTES_MAX`] bytes.
     pub(crate) fn new(parts: &[&[u8]]) -> Self {
         let mut bytes = [0; COMMAND_BYTES_MAX];
         let mut out = &mut bytes[..];
@@ -56,7 +56,7 @@ impl Short {
     }
 }
 
-/// A number in decimal, without memory from the allocator.
+/// A number in decimal, on the stack.
 pub(crate) struct Decimal {
     bytes: [u8; 20],
     start: usize,
@@ -87,24 +87,24 @@ pub(crate) enum Reply {
     /// Done.
     Status,
     Integer(i64),
-    /// As many bytes follow, and an end of line.
+    /// This number of bytes follows, and an end of line.
     Bulk(usize),
     Nil,
-    /// As many replies follow.
+    /// This number of replies follows.
     Array(usize),
     Error(Refusal),
 }
 
-/// Why a server did not do it.
+/// The reason of a server's refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// Another server has this key, now or soon.
     Elsewhere,
-    /// It does not serve now: it loads, fails over, or its cluster has no majority.
+    /// The server cannot serve now: it loads, fails over, or its cluster has no majority.
     Later,
     /// `maxmemory` is reached.
     Full,
-    /// A command is missing, or not permitted; or anything else.
+    /// Anything else: a command is missing, or not permitted.
     Other,
 }
 
@@ -123,7 +123,7 @@ impl Refusal {
     }
 }
 
-/// Reads the first line of a reply, without its end. `None`: it is no reply.
+/// Parses the first line of a reply, without its end; `None` if it is no reply.
 pub(crate) fn reply(line: &[u8]) -> Option<Reply> {
     let (kind, rest) = line.split_first()?;
     let number = || std::str::from_utf8(rest).ok()?.parse::<i64>().ok();
@@ -138,8 +138,8 @@ pub(crate) fn reply(line: &[u8]) -> Option<Reply> {
     })
 }
 
-/// The slot of a cluster that a key is in: CRC16 (XMODEM), as the servers compute it. Our keys have
-/// no braces, which would name the part that counts.
+/// The cluster's slot of a key: CRC16 (XMODEM), as the servers compute it. Braces would select a
+/// part of a key, and our keys have none.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     let crc = key.iter().fold(0u16, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// The example of the specification of clusters.
+    /// The example in the specification of clusters.
     #[test]
     fn slots_are_those_of_the_specification() {
         assert_eq!(slot(b"123456789"), 0x31c3);

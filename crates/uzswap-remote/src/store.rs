@@ -5,12 +5,13 @@
 //!          no answer in 200 ms: that line is closed → the replicas, in turn
 //! upkeep   lines are opened again; servers are learned anew; segments are written and removed
 //! ```
-//! A key is `uz:CLIENT:EPOCH:NUMBER`. The epoch is a random number of this cache, and each segment
-//! gets the next number, so a key is written once. A stale replica lacks it; it never has old
-//! bytes. A missing key answers `GETRANGE` with no bytes, so a short answer means *lost*.
+//! A key is `uz:CLIENT:EPOCH:NUMBER`. The epoch is a random number of this cache, and each write of
+//! a segment gets the next number. So a key is written only once. A stale replica lacks the key; it
+//! never has old bytes. `GETRANGE` of a missing key returns no bytes, so a short answer means
+//! *lost*.
 //!
-//! Readers only send and receive: they take a line of their own, and nothing else that every thread
-//! takes. `Keeper`, with the lines to write, is the background thread's.
+//! A reader only sends and receives. It takes one line, and no lock that all threads share.
+//! `Keeper`, with the lines for writes, belongs to the background thread.
 
 use crate::address::Address;
 use crate::figures::StoreFigures;
@@ -23,11 +24,11 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::*};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A server that does not answer a read for so long is left for another copy.
+/// If a server does not answer a read within this time, another copy is read.
 pub(crate) const READ_PATIENCE: Duration = Duration::from_millis(200);
-/// The same for a write.
+/// How long a server may take to answer a write.
 pub(crate) const WRITE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long replicas may take to have a segment.
+/// How long replicas may take to acknowledge a segment, ms.
 const COPY_PATIENCE: &[u8] = b"200";
 /// Keys of one command or pipeline.
 const BATCH: usize = 128;
@@ -36,34 +37,34 @@ const BATCH: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Got {
     Whole,
-    /// The store no longer has it, or has less of it.
+    /// The store no longer has the segment, or has less of it.
     Lost,
-    /// No server that could have it answers.
+    /// No server that could have the segment answers.
     Down,
 }
 
 /// The outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// Written, and as many replicas have it.
+    /// Written. This many replicas have it.
     Done(u8),
     /// The store is full.
     Full,
     Down,
 }
 
-/// A line to read on.
+/// A line for reads.
 pub(crate) struct Reader {
     pub(crate) line: Mutex<Line>,
-    /// The server, and true while the line may be used.
+    /// The line's server, and true while the line may be used.
     pub(crate) node: AtomicU16,
     pub(crate) is_open: AtomicBool,
 }
 
-/// See the module.
+/// A store, with its connections.
 pub(crate) struct Store {
     pub(crate) address: Address,
-    /// Missing until a process that goes on has read them.
+    /// Unset in a process that took over, until it has read them.
     pub(crate) secrets: OnceLock<Secrets>,
     pub(crate) client: String,
     pub(crate) epoch: AtomicU64,
@@ -71,9 +72,9 @@ pub(crate) struct Store {
     pub(crate) readers: Box<[Reader]>,
     pub(crate) keeper: Mutex<Keeper>,
     pub(crate) figures: StoreFigures,
-    /// True while each server that has keys answers.
+    /// True while each server with keys answers.
     pub(crate) is_up: AtomicBool,
-    /// True if it would drop segments, so that it may not be written to.
+    /// True if the store would drop segments, so that nothing may be written to it.
     pub(crate) is_unfit: AtomicBool,
     pub(crate) rung: Mutex<bool>,
     pub(crate) bell: Condvar,
@@ -82,23 +83,23 @@ pub(crate) struct Store {
 /// The state of the background thread.
 pub(crate) struct Keeper {
     pub(crate) seeds: Vec<Endpoint>,
-    /// Servers by their numbers; those of `active` are in use.
+    /// Servers by their numbers. Those in `active` are in use.
     pub(crate) known: Vec<Endpoint>,
     pub(crate) active: Vec<usize>,
-    /// Those of them that have keys of their own.
+    /// Active servers with keys of their own.
     pub(crate) primaries: Vec<usize>,
-    /// A line to each known server, to write on.
+    /// A line for writes to each known server.
     pub(crate) writers: Vec<Line>,
     pub(crate) tried: Option<Instant>,
     pub(crate) looked: Option<Instant>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves a line closed or usable.
+    // After a panic elsewhere, a line is closed or usable.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A key, on the stack.
+/// A key on the stack.
 pub(crate) struct Key {
     bytes: [u8; KEY_BYTES_MAX],
     count: usize,
@@ -110,10 +111,10 @@ impl Key {
     }
 }
 
-/// The limits that a store has told us.
+/// The limits of a store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Bytes of all its servers together; `None`: it has no limit of its own.
+    /// Bytes of all its servers together; `None` for no limit.
     pub(crate) bytes: Option<u64>,
 }
 
@@ -122,18 +123,18 @@ impl Store {
         &self.address
     }
 
-    /// The part of its keys that is this cache's.
+    /// The part of the keys that marks this cache.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Relaxed)
     }
 
-    /// The numbers of its descriptors, which stay the same.
+    /// The numbers of its descriptors, which never change.
     pub(crate) fn descriptors(&self) -> Vec<i32> {
         let readers = self.readers.iter().map(|reader| lock(&reader.line).descriptor());
         readers.chain(lock(&self.keeper).writers.iter().map(Line::descriptor)).collect()
     }
 
-    /// True while all servers answer.
+    /// True while each server with keys answers.
     pub(crate) fn is_up(&self) -> bool {
         self.is_up.load(Relaxed)
     }
@@ -172,7 +173,7 @@ impl Store {
         if got == Got::Down {
             self.figures.failed();
             self.ring();
-            // One that lacks it may not have received it yet.
+            // A replica that lacks the segment may not have received it yet.
             let has = |node: usize| self.get_from(node, &key, offset, out) == Got::Whole;
             if self.map.replicas(primary).any(has) {
                 got = Got::Whole;
@@ -202,7 +203,7 @@ impl Store {
         got
     }
 
-    /// Writes a segment and waits until `copies` replicas have it, for a moment.
+    /// Writes a segment. Waits for `copies` replicas for a short time.
     pub(crate) fn put(&self, keeper: &mut Keeper, number: u64, bytes: &[u8], copies: u8) -> Put {
         let key = self.key(number);
         let node = self.map.owner(slot(key.bytes()));
@@ -260,40 +261,40 @@ impl Store {
         written.map(|_| Put::Done(count))
     }
 
-    /// Removes segments. An error does not matter: they end by themselves.
+    /// Removes segments. Errors do not matter: segments expire.
     pub(crate) fn remove(&self, keeper: &mut Keeper, numbers: &[u64]) {
         self.each(keeper, numbers, |key| one_command(&[b"UNLINK", key]));
     }
 
-    /// Lets segments live on; `false` if not all were told.
+    /// Renews segments; `false` if a server missed some.
     pub(crate) fn renew(&self, keeper: &mut Keeper, numbers: &[u64]) -> bool {
         let ttl = Decimal::new(self.address.ttl.as_millis() as u64);
         self.each(keeper, numbers, |key| one_command(&[b"PEXPIRE", key, ttl.bytes()]))
     }
 
-    /// Shows others that this cache lives.
+    /// Renews the lease that shows that this cache lives.
     pub(crate) fn show_life(&self, keeper: &mut Keeper, life: Duration) {
         let key = self.named(b"lease");
         let node = self.map.owner(slot(key.bytes()));
         let owner = format!("{} {}", machine(), std::process::id());
         let life = Decimal::new(life.as_millis() as u64);
         if let Some(line) = keeper.writers.get_mut(node) {
-            // An error: the next one comes soon.
+            // An error: the next renewal comes soon.
             let _ = line.ask(&[b"SET", key.bytes(), owner.as_bytes(), b"PX", life.bytes()]);
         }
     }
 
-    /// The cache ends.
+    /// Removes the lease when the cache ends.
     pub(crate) fn end_life(&self, keeper: &mut Keeper) {
         let key = self.named(b"lease");
         let node = self.map.owner(slot(key.bytes()));
         if let Some(line) = keeper.writers.get_mut(node) {
-            // An error: it ends by itself.
+            // An error: the lease expires.
             let _ = line.ask(&[b"UNLINK", key.bytes()]);
         }
     }
 
-    /// Gives a command for each of these keys, many at a time.
+    /// Sends a command for each of these keys, in batches. True if all were answered.
     fn each(
         &self,
         keeper: &mut Keeper,
@@ -325,15 +326,14 @@ impl Store {
         self.bell.notify_one();
     }
 
-    /// Waits to be rung for.
+    /// Waits for [`Self::ring`], or for at most this time.
     pub(crate) fn wait(&self, most: Duration) {
         let rung = lock(&self.rung);
         let waited = self.bell.wait_timeout_while(rung, most, |rung| !*rung);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 
-    /// In a fork, which has connections of its own and is a client of its own. Errors: no random
-    /// number.
+    /// Becomes a client of its own in a fork, with its own connections. Error: no random number.
     pub(crate) fn go_on_in_fork(&self, keeper: &mut Keeper) -> io::Result<()> {
         for reader in &self.readers {
             reader.is_open.store(false, Relaxed);
@@ -375,9 +375,9 @@ fn get_on(line: &mut Line, key: &Key, offset: usize, out: &mut [u8]) -> Got {
             line.close();
             Got::Down
         }
-        // It will serve on this line.
+        // The server will serve on this line later.
         Err(Fault::Refused(Refusal::Later)) => Got::Down,
-        // Its keys are elsewhere: the servers are learned again.
+        // The key is elsewhere. A closed line makes the background thread learn the servers again.
         Err(Fault::Refused(_)) => {
             line.close();
             Got::Down

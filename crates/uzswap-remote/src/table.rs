@@ -1,16 +1,16 @@
-//! Where each segment is: on the local disk, at the store, or both.
+//! The place of each segment: on the local disk, at the store, or both.
 //!
 //! ```text
 //!         write              copied               its local place is needed
 //! free ──→ WRITING ─→ LOCAL ────────→ LOCAL|REMOTE ────────→ REMOTE        (each ─→ free)
 //! ```
-//! A segment has a word: flags, and the number of its write, which is a part of its key. The word
-//! changes in one step, so a thread that copies a segment finds out that it was written anew. A
-//! *slot* is a place on the local disk. It is another segment's only after LOCAL has gone from the
-//! word. So a reader that finds the same word after its read has read the right slot.
+//! Each segment has a word: flags, and the number of its write, which is a part of its key. The
+//! word changes atomically, so a thread that copies a segment notices a newer write. A *slot* is a
+//! place on the local disk. Another segment gets the slot only after LOCAL is gone from the word.
+//! So a reader that finds the same word before and after its read has read the right slot.
 //!
-//! The table may be in memory that outlives the process. There a segment's slot is written before a
-//! word that relies on it, and the word before the slot is another's.
+//! The table may be in memory that outlives the process. There, a slot is written before the word
+//! that relies on it, and a word gives its slot up before another segment gets it.
 
 #![expect(
     unsafe_code,
@@ -28,19 +28,19 @@ use uzswap_sys::shared::{Part, SharedMemory};
 pub(crate) const REMOTE: u64 = 1;
 /// The local disk has it.
 pub(crate) const LOCAL: u64 = 2;
-/// It is being written.
+/// The segment is being written.
 pub(crate) const WRITING: u64 = 4;
-/// It is given out page by page, and only local.
+/// The segment is written page by page, and is only local.
 pub(crate) const PAGES: u64 = 8;
 const NUMBER_SHIFT: u32 = 4;
 /// No slot.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Bytes in memory that outlives the process: a header, then two words a segment.
+/// In memory that outlives the process: bytes of the header, and of the two words of a segment.
 const HEADER_BYTES: usize = 4096;
 const ROW_BYTES: usize = 16;
 
-/// The number of a write.
+/// The number of the write.
 pub(crate) fn number(word: u64) -> u64 {
     word >> NUMBER_SHIFT
 }
@@ -50,27 +50,27 @@ pub(crate) fn word(number: u64, flags: u64) -> u64 {
     number << NUMBER_SHIFT | flags
 }
 
-/// The first words of memory that outlives the process.
+/// The first words of the memory that outlives the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TableHeader {
-    /// The part of the keys that is this cache's.
+    /// The part of the keys that marks this cache.
     pub(crate) epoch: u64,
     pub(crate) segments: usize,
-    /// Lines on which the store is read: two for each of its servers.
+    /// Lines for reads from the store: two for each of its servers.
     pub(crate) readers: usize,
 }
 
-/// See the module.
+/// The places of all segments.
 pub(crate) struct SegmentTable {
     words: Box<[AtomicU64]>,
     slots: Box<[AtomicU32]>,
-    /// Bytes that were written.
+    /// Bytes written to each segment.
     lengths: Box<[AtomicU32]>,
     kept: Option<Mutex<Part>>,
 }
 
 impl SegmentTable {
-    /// Of free segments without a slot.
+    /// A table of free segments without slots.
     pub(crate) fn new(segments: usize) -> Self {
         Self {
             words: (0..segments).map(|_| AtomicU64::new(0)).collect(),
@@ -85,7 +85,7 @@ impl SegmentTable {
         HEADER_BYTES + segments * ROW_BYTES
     }
 
-    /// The header of a file that was used; `None`: it is new.
+    /// The header of a file; `None` if it is new.
     pub(crate) fn header(file: &OwnedFd) -> Option<TableHeader> {
         let mut header = [0; 24];
         let is_whole = rustix::io::pread(file, &mut header, 0) == Ok(header.len());
@@ -94,14 +94,14 @@ impl SegmentTable {
         (is_whole && epoch != 0).then_some(TableHeader { epoch, segments, readers })
     }
 
-    /// In a file that only this process uses from now on: as the process before has left it, or new
-    /// with this header. Errors: no memory.
+    /// A table in a file that only this process uses from now on: as the last process has left it,
+    /// or new with this header. Error: no memory.
     pub(crate) fn kept(file: OwnedFd, header: TableHeader) -> io::Result<Self> {
         let TableHeader { epoch, segments, readers } = header;
         let is_new = Self::header(&file).is_none();
         let bytes = Self::kept_bytes(segments).next_multiple_of(PAGE_BYTES);
         let memory = SharedMemory::map(file, bytes)?;
-        // SAFETY: it is mapped here, once, and the process before has ended.
+        // SAFETY: the file is mapped once, here, and the last process has ended.
         let parts = unsafe { memory.into_parts(bytes) }?;
         let part = parts.into_iter().next();
         let mut part = part.ok_or(io::ErrorKind::OutOfMemory)?;
@@ -118,7 +118,7 @@ impl SegmentTable {
             for segment in 0..segments {
                 let [at, place] = row(segment);
                 let (word, place) = (part.word(at), part.word(place));
-                // The write had ended, or the engine frees the segment.
+                // Either the write had ended, or the engine will free the segment.
                 let is_written = word & WRITING != 0;
                 let word = if is_written { word & !WRITING | LOCAL } else { word };
                 let slot = (place >> 32) as u32;
@@ -149,14 +149,14 @@ impl SegmentTable {
         self.lengths[segment].load(Relaxed) as usize
     }
 
-    /// Sets a segment's place and length, before the word that relies on them.
+    /// Sets a segment's slot and length. The word that relies on them is set after.
     pub(crate) fn set_place(&self, segment: usize, slot: u32, length: usize) {
         self.slots[segment].store(slot, SeqCst);
         self.lengths[segment].store(length as u32, Relaxed);
         self.keep(segment, 1, u64::from(slot) << 32 | length as u64);
     }
 
-    /// Sets a segment's word; the one before.
+    /// Sets a segment's word. Returns the old one.
     pub(crate) fn swap(&self, segment: usize, new: u64) -> u64 {
         let old = self.words[segment].swap(new, SeqCst);
         self.keep(segment, 0, new);
@@ -175,13 +175,13 @@ impl SegmentTable {
     fn keep(&self, segment: usize, which: usize, value: u64) {
         if let Some(kept) = &self.kept {
             let mut part = crate::store::lock(kept);
-            // Of a word the newest: another thread may have changed it since.
+            // The newest value of the word: another thread may have changed it since.
             let value = if which == 0 { self.get(segment) } else { value };
             part.set_word(row(segment)[which], value);
         }
     }
 
-    /// The segment that was written first, of those with exactly these flags.
+    /// The segment with exactly these flags that was written first.
     pub(crate) fn oldest(&self, flags: u64) -> Option<usize> {
         let is_it = |word: &u64| word & (REMOTE | LOCAL | WRITING | PAGES) == flags;
         let words = self.words.iter().map(|word| word.load(Relaxed)).enumerate();
@@ -193,12 +193,12 @@ impl SegmentTable {
         (0..self.count()).filter(|segment| self.get(*segment) & REMOTE != 0).collect()
     }
 
-    /// The numbers of their writes.
+    /// The numbers of these segments' writes.
     pub(crate) fn remote_numbers(&self) -> Vec<u64> {
         self.remote().into_iter().map(|segment| number(self.get(segment))).collect()
     }
 
-    /// A number above all that were given.
+    /// A number above all that were used.
     pub(crate) fn next(&self) -> u64 {
         self.words.iter().map(|word| number(word.load(Relaxed))).max().unwrap_or(0) + 1
     }

@@ -1,4 +1,4 @@
-//! Servers that a test starts and ends, and a proxy that harms their replies.
+//! Servers that a test starts and ends, and a proxy that damages their replies.
 
 mod proxy;
 
@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_sys::process;
 
-/// A server starts, and ends its work, within this time.
+/// A server must start, or finish its work, within this time.
 const MOMENT: Duration = Duration::from_secs(60);
 
-/// The server of Debian's redis-tools, under a name that makes it one.
+/// The Redis server in Debian's redis-tools. The program is a server under any other name.
 const PROGRAM: &str = "/usr/bin/redis-check-rdb";
 
 /// True if this machine has a server.
@@ -23,7 +23,7 @@ pub fn has_server() -> bool {
     std::path::Path::new(PROGRAM).exists()
 }
 
-/// One server, on a port of this machine, in a folder of its own. It ends with the value.
+/// A server on a port of this machine, in a folder of its own. It ends when the value is dropped.
 pub struct Server {
     child: Child,
     folder: tempfile::TempDir,
@@ -33,7 +33,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one, with more arguments.
+    /// Starts a server with further arguments.
     pub fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("room for a folder");
         let port = free_port();
@@ -45,7 +45,7 @@ impl Server {
         server
     }
 
-    /// Starts one with TLS on its port alone, and certificates in a folder: see [`certificates`].
+    /// Starts a server that only speaks TLS, with certificates in a folder: see [`certificates`].
     pub fn with_tls(folder: &std::path::Path, name: &str) -> Self {
         let file = |name: &str| folder.join(name).display().to_string();
         let (own, key, all) = (file(&format!("{name}.crt")), file("key.pem"), file("ca.crt"));
@@ -62,7 +62,7 @@ impl Server {
         format!("valkeys://localhost:{}/?{parameters}", self.tls_port)
     }
 
-    /// Starts one that is a replica of another, and waits until it has its content.
+    /// Starts a replica of another server, and waits until it has that server's content.
     pub fn replica_of(primary: &Self) -> Self {
         let replica = Self::start(&["--replicaof", "127.0.0.1", &primary.port.to_string()]);
         let is_online = || primary.ask(&["INFO", "replication"]).contains("state=online");
@@ -85,7 +85,7 @@ impl Server {
         self.folder.path().join("socket")
     }
 
-    /// Gives it a command; the reply as text, `None` without one.
+    /// Sends a command. Returns the reply as text; `None` without a reply.
     pub fn try_ask(&self, parts: &[&str]) -> Option<String> {
         let mut line = Line::new().ok()?;
         let place = Endpoint::Tcp(SocketAddr::from(([127, 0, 0, 1], self.port)));
@@ -94,12 +94,12 @@ impl Server {
         line.ask(&parts).ok().map(|value| text(&value))
     }
 
-    /// The same, with a reply.
+    /// The same, for a server that replies.
     pub fn ask(&self, parts: &[&str]) -> String {
         self.try_ask(parts).unwrap_or_else(|| panic!("no reply to {parts:?}"))
     }
 
-    /// The keys that it has and that match a pattern.
+    /// The server's keys that match a pattern.
     pub fn keys(&self, pattern: &str) -> Vec<String> {
         let all = self.ask(&["KEYS", pattern]);
         all.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
@@ -123,7 +123,7 @@ impl Server {
         self.await_ready();
     }
 
-    /// Makes it hang, as a partition of the network does.
+    /// Suspends it, which looks like a partition of the network.
     pub fn suspend(&self) {
         process::kill(self.child.id() as i32, 19).expect("it is ours");
     }
@@ -150,8 +150,8 @@ impl Drop for Server {
     }
 }
 
-/// Makes certificates in a folder: `ca.crt` is the authority's, `other.crt` another authority's;
-/// `good.crt` is for localhost, `expired.crt` was so once. Their key is `key.pem`.
+/// Makes certificates in a folder: `ca.crt` is the authority's, `other.crt` another authority's.
+/// `good.crt` is for localhost, and so is `expired.crt`, which has expired. Their key is `key.pem`.
 pub fn certificates(folder: &std::path::Path) {
     const SCRIPT: &str = include_str!("testing/certificates.sh");
     let made = Command::new("sh").args(["-c", SCRIPT]).current_dir(folder).output();
@@ -176,7 +176,7 @@ fn spawn(folder: &std::path::Path, port: u16, arguments: &[String]) -> Child {
     command.spawn().expect("a server: ./setup tests installs it")
 }
 
-/// A port that is free now, as is the one of a cluster's own messages, 10000 above.
+/// A port that is free now, like the one 10000 above, on which the servers of a cluster talk.
 fn free_port() -> u16 {
     loop {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
@@ -187,7 +187,7 @@ fn free_port() -> u16 {
     }
 }
 
-/// A reply as text, a line for each part.
+/// A reply as text, one line for each part.
 fn text(value: &Value) -> String {
     match value {
         Value::Status(text) | Value::Error(_, text) => text.clone(),
@@ -201,14 +201,14 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Three servers with the keys, and a replica of each.
+/// A cluster of three primaries, with a replica of each.
 pub struct Cluster {
     /// The servers.
     pub servers: Vec<Server>,
 }
 
 impl Cluster {
-    /// Starts one. A server that is gone is replaced by its replica after `timeout` ms.
+    /// Starts a cluster. A server that is gone for `timeout` ms is replaced by its replica.
     pub fn start(timeout: u32) -> Self {
         let timeout = timeout.to_string();
         let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout];
@@ -238,7 +238,7 @@ impl Cluster {
         format!("valkey://{}/?{parameters}", seeds.join(","))
     }
 
-    /// The numbers of the servers that have keys of their own.
+    /// The indices of the servers with keys of their own.
     pub fn primaries(&self) -> Vec<usize> {
         let is_one = |at: &usize| {
             let role = self.servers[*at].try_ask(&["ROLE"]);

@@ -6,13 +6,13 @@
 //! read     from the copy that answers faster lately → the other one
 //!          only the store has it → its servers in turn, until the timeout
 //! ```
-//! With 0 copies each segment keeps its slot, and the store is a second, faster copy of it: a store
-//! that goes costs time only. With 1 or 2 copies a segment may be at the store alone, once as many
-//! replicas have acknowledged it. Then there is more space than the local disk has. Without a disk
+//! With 0 copies each segment keeps its slot, and the store is a second, faster copy: losing the
+//! store costs time only. With 1 or 2 copies a segment may be at the store alone, after that many
+//! replicas have acknowledged it. Then there is more space than the local disk has. Without a disk,
 //! a write waits for the store.
 //!
-//! No thread that reads waits for a write. The lock `space` is held for a few instructions, and for
-//! a scan of the table where a segment leaves its slot.
+//! No thread that reads waits for a write. The lock `space` is held for a few instructions, or for
+//! a scan of the table when a segment gives its slot up.
 
 use crate::store::{Got, Put, Store, lock};
 use crate::table::{LOCAL, NONE, PAGES, REMOTE, SegmentTable, WRITING, number, word};
@@ -28,24 +28,23 @@ use uzswap_engine::times::Counted;
 
 /// How long a write waits for a slot before it fails.
 const SLOT_PATIENCE: Duration = Duration::from_secs(5);
-/// Longer reads are for cleaning, which no thread of a program waits for.
+/// Longer reads are for cleaning, which no program waits for.
 const SHORT_READ: usize = 64 << 10;
-/// One of so many reads goes to the slower copy, to know its time.
+/// One read of this number goes to the slower copy, to measure its time.
 const PROBE: u64 = 64;
-/// Between two attempts to read a segment that only the store has.
+/// The pause between attempts to read a segment that only the store has.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Numbers of removed segments that are kept until the store is told. Beyond, they end by
-/// themselves.
+/// Removed segments that wait to be removed at the store. Further ones expire there.
 pub(crate) const DEAD_MAX: usize = 1 << 16;
 
 thread_local! {
-    /// True if this thread's last read was answered by the store.
+    /// True if the store answered this thread's last read.
     static WAS_REMOTE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The state of the background thread.
 pub(crate) struct UpkeepState {
-    /// A segment that is copied.
+    /// The segment that is being copied.
     pub(crate) buffer: Buffer,
     pub(crate) shown: Option<Instant>,
     pub(crate) renewed: Instant,
@@ -64,11 +63,11 @@ impl UpkeepState {
 pub(crate) struct LocalSpace {
     pub(crate) free: Vec<u32>,
     pub(crate) used: usize,
-    /// Most that may be used; more may be, in a fork.
+    /// Most slots to use. A fork may use more.
     pub(crate) limit: usize,
 }
 
-/// See the module. Clones are the same backing.
+/// The backing. Clones share it.
 #[derive(Clone)]
 pub struct Tiers(pub(crate) Arc<Inner>);
 
@@ -82,9 +81,9 @@ pub(crate) struct Inner {
     pub(crate) owners: Mutex<Vec<u32>>,
     /// Rung when a slot may have become free.
     pub(crate) room: Condvar,
-    /// Segments that the store may forget.
+    /// Numbers of segments to remove at the store.
     pub(crate) dead: Mutex<Vec<u64>>,
-    /// Writes that ended at once.
+    /// Writes that were complete when they were submitted.
     pub(crate) done: Mutex<Vec<Completion>>,
     /// Bytes of segments at the store.
     pub(crate) bytes: AtomicU64,
@@ -92,11 +91,11 @@ pub(crate) struct Inner {
     pub(crate) next: AtomicU64,
     pub(crate) has_failed: AtomicBool,
     pub(crate) has_recovered: AtomicBool,
-    /// The process ends, and its segments have gone.
+    /// True if the process is ending, and its segments may be gone.
     pub(crate) is_ending: AtomicBool,
-    /// The process whose backing it is. A child of `vfork` has its parent's memory.
+    /// The process that owns the backing. A child of `vfork` runs in its parent's memory.
     pub(crate) process: AtomicU32,
-    /// Means of the times of the last reads.
+    /// Mean times of the last reads.
     pub(crate) remote_ns: AtomicU64,
     pub(crate) local_ns: AtomicU64,
     pub(crate) turn: AtomicU64,
@@ -116,7 +115,7 @@ impl Inner {
         u64::from(slot) * SEGMENT_BYTES as u64 + offset % SEGMENT_BYTES as u64
     }
 
-    /// Notes that the store's copy of a segment is no longer ours.
+    /// Notes that the store's copy of a segment is not used any more.
     pub(crate) fn drop_remote(&self, old: u64, length: usize) {
         if old & REMOTE == 0 {
             return;
@@ -132,7 +131,7 @@ impl Inner {
         }
     }
 
-    /// A slot for a segment that is written; waits a moment for one.
+    /// A slot for a segment to write. Waits for one for a limited time.
     fn take_slot(&self) -> Option<u32> {
         let until = Instant::now() + SLOT_PATIENCE;
         let mut space = lock(&self.space);
@@ -143,7 +142,7 @@ impl Inner {
                 space.used += 1;
                 return Some(slot);
             }
-            // In a fork more may be used than should be.
+            // A fork may use more slots than the limit.
             if let Some(slot) = self.vacate() {
                 return Some(slot);
             }
@@ -157,7 +156,7 @@ impl Inner {
         }
     }
 
-    /// Takes the slot of the oldest segment that replicas have.
+    /// Takes the slot from the oldest segment that the store has too.
     fn vacate(&self) -> Option<u32> {
         loop {
             let segment = self.table.oldest(LOCAL | REMOTE)?;
@@ -172,13 +171,13 @@ impl Inner {
         }
     }
 
-    /// True if a write would find a slot now.
+    /// True if a write finds a slot now.
     pub(crate) fn has_room(&self) -> bool {
         let space = lock(&self.space);
         space.used < space.limit || self.table.oldest(LOCAL | REMOTE).is_some()
     }
 
-    /// Begins the write of a segment; its number and its slot.
+    /// Begins to write a segment. Returns its number and its slot.
     fn begin(&self, segment: usize, bytes: usize) -> io::Result<(u64, u32)> {
         let slot = match self.copies {
             0 => segment as u32,
@@ -202,10 +201,10 @@ impl Inner {
         if self.table.change(segment, word(number, WRITING), word(number, flags)) && flags != 0 {
             self.store.ring();
         }
-        // After an error the engine frees the segment, and so its slot.
+        // After an error the engine frees the segment, and with it the slot.
     }
 
-    /// Writes a segment where there is no local disk.
+    /// Writes a segment to the store, if there is no local disk.
     fn write_far(&self, segment: usize, bytes: &[u8]) -> io::Result<()> {
         if !self.store.is_fit() {
             self.has_failed.store(true, Relaxed);
@@ -243,7 +242,7 @@ impl Inner {
     fn read_remote(&self, segment: usize, old: u64, offset: u64, out: &mut [u8]) -> Got {
         let began = Instant::now();
         let at = (offset % SEGMENT_BYTES as u64) as usize;
-        // Records end before this; a read in whole blocks may go on.
+        // Records end before this offset. A read of whole blocks may go beyond.
         let (there, beyond) =
             out.split_at_mut(self.table.length(segment).saturating_sub(at).min(out.len()));
         beyond.fill(0);
@@ -256,7 +255,7 @@ impl Inner {
         got
     }
 
-    /// Forgets a copy at the store that is not there, or is not right.
+    /// Forgets a copy at the store that is missing or damaged.
     fn forget_remote(&self, segment: usize, old: u64) {
         if self.table.change(segment, old, old & !REMOTE) {
             self.drop_remote(old, self.table.length(segment));
@@ -286,7 +285,7 @@ impl Inner {
         }
     }
 
-    /// True if the store is the copy to read first.
+    /// True if the store is to be read first.
     fn prefers_remote(&self, bytes: usize) -> bool {
         if !self.store.is_up() || bytes > SHORT_READ {
             return false;
@@ -299,8 +298,8 @@ impl Inner {
         self.read_by(offset, out, |bytes| self.prefers_remote(bytes))
     }
 
-    /// Reads from the store if `prefers_remote` says so of that many bytes, or if there is no other
-    /// copy.
+    /// Reads from the store if `prefers_remote` returns true for the number of bytes, or if there
+    /// is no other copy.
     fn read_by(
         &self,
         offset: u64,
@@ -322,7 +321,7 @@ impl Inner {
                     Got::Lost => self.forget_remote(segment, old),
                     Got::Down => {}
                 }
-                // The slot may have gone meanwhile.
+                // The slot may have been given up meanwhile.
                 if self.table.get(segment) & LOCAL == 0 {
                     continue;
                 }
@@ -336,7 +335,7 @@ impl Inner {
     }
 }
 
-/// Takes the time since `began` into a mean of the last few.
+/// Adds the time since `began` to a mean of the last few.
 fn average(mean: &AtomicU64, began: Instant) {
     let ns = began.elapsed().as_nanos() as u64;
     let before = mean.load(Relaxed);
@@ -378,7 +377,7 @@ impl Backing for Tiers {
                 inner.store.figures.lost();
                 inner.forget_remote(segment, old);
             }
-            // By now the store may have another copy, which may be harmed as well.
+            // Not from the store, which may have another copy by now that is damaged as well.
             return Some(inner.read_by(offset, out, |_| false));
         }
         if old & (LOCAL | REMOTE) != LOCAL | REMOTE {
@@ -462,7 +461,7 @@ impl Backing for Tiers {
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        // Where slots are given to one segment after another, the local file keeps its size.
+        // Slots pass from segment to segment, so the local file keeps its size.
         if self.0.copies == 0 { self.0.local.discard(offset, bytes) } else { Ok(()) }
     }
 
@@ -493,7 +492,7 @@ impl Backing for Tiers {
 }
 
 impl Inner {
-    /// Makes a segment one that is given out page by page.
+    /// Makes a segment one that is written page by page.
     fn begin_pages(&self, segment: usize) -> io::Result<()> {
         let slot = match self.copies {
             0 => segment as u32,
@@ -505,7 +504,7 @@ impl Inner {
             let old = self.table.swap(segment, word(0, LOCAL | PAGES));
             self.drop_remote(old, 0);
         } else if self.copies > 0 {
-            // Another thread was faster.
+            // Another thread has done it.
             let mut space = space;
             space.free.push(slot);
             space.used -= 1;

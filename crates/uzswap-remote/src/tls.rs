@@ -1,7 +1,7 @@
-//! Password and TLS, with which the servers of a store are entered.
+//! Password and TLS, with which a client connects to the servers of a store.
 //!
-//! Certificates are read once, at the start. Each server's must be for the name of the first seed,
-//! because a cluster names its servers by addresses, which certificates rarely have.
+//! Certificates are read once, at the start. Each server's certificate must be for the host of the
+//! first seed: a cluster names its servers by addresses, which certificates rarely contain.
 //!
 //! A connection with TLS allocates for the records that it receives: 16 KiB at a time.
 
@@ -14,32 +14,32 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where distributions keep the certificates of authorities.
+/// The places of the authorities' certificates on distributions.
 const AUTHORITIES: [&str; 3] =
     ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
 
-/// With which a server is entered.
+/// Password and certificates.
 pub(crate) struct Secrets {
     pub(crate) password: Option<String>,
     pub(crate) tls: Option<Tls>,
 }
 
 impl Secrets {
-    /// As an address says. Errors: a file cannot be used.
+    /// The secrets for an address. Error: a file cannot be used.
     pub(crate) fn of(address: &Address) -> Result<Self, ConnectError> {
         let tls = Tls::of(address).map_err(|reason| ConnectError::store(address, reason))?;
         Ok(Self { password: address.password()?, tls })
     }
 }
 
-/// How connections with TLS are made.
+/// The settings for connections with TLS.
 pub(crate) struct Tls {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 }
 
 impl Tls {
-    /// As an address says; `None`: without TLS. Errors: the reason and the remedy.
+    /// The settings for an address; `None` without TLS. Error: the reason and the remedy.
     pub(crate) fn of(address: &Address) -> Result<Option<Self>, String> {
         if !address.is_tls {
             return Ok(None);
@@ -51,7 +51,8 @@ impl Tls {
         let file = file.or_else(|| AUTHORITIES.iter().map(Path::new).find(|path| path.exists()));
         let file = file.ok_or("no certificates of authorities here; name a file (ca=FILE)")?;
         let mut roots = RootCertStore::empty();
-        // Those that are no certificates are left out; of a file of others none is left.
+        // Entries that are no certificates are skipped. In a file without certificates none is
+        // left.
         roots.add_parsable_certificates(certificates(file)?);
         if roots.is_empty() {
             return Err(format!("{} has no certificate; name another (ca=FILE)", file.display()));
@@ -72,7 +73,7 @@ impl Tls {
         Ok(Some(Self { config: Arc::new(config), name }))
     }
 
-    /// A connection that has still to be made.
+    /// The state of a new connection.
     pub(crate) fn begin(&self) -> io::Result<ClientConnection> {
         let new = ClientConnection::new(self.config.clone(), self.name.clone());
         new.map_err(io::Error::other)

@@ -1,4 +1,4 @@
-//! The background thread of a store: everything that nobody waits for.
+//! The background thread of a store: all work that no program waits for.
 
 use crate::store::{Keeper, Put, lock};
 use crate::table::{LOCAL, REMOTE, number};
@@ -7,15 +7,15 @@ use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::SEGMENT_BYTES;
 
-/// Without work it looks at its lines so often.
+/// How often it checks its lines when it has no work.
 const IDLE: Duration = Duration::from_millis(500);
-/// The lease lasts so long, and is renewed three times in it.
+/// How long the lease lasts. It is renewed three times in this time.
 const LEASE: Duration = Duration::from_secs(60);
-/// After a write that the store did not take, none is tried for so long.
+/// The pause after a write that the store did not take.
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl Tiers {
-    /// Works until `is_stopping`, which [`Self::ring`] has it look at.
+    /// Works until `is_stopping` returns true. [`Self::ring`] makes it check.
     pub fn run(&self, is_stopping: impl Fn() -> bool) {
         while !is_stopping() {
             if !self.0.work() {
@@ -24,8 +24,8 @@ impl Tiers {
         }
     }
 
-    /// Removes the segments of a cache whose process ends. A page that only the store had never
-    /// comes in from then on: an error could change the status that the process ends with.
+    /// Removes the segments of a cache when its process ends. From then on, a read of a page that
+    /// only the store had never returns: an error could change the process's exit status.
     pub fn clear(&self) {
         if self.0.process.load(Relaxed) != std::process::id() {
             return;
@@ -42,7 +42,7 @@ impl Tiers {
 }
 
 impl Inner {
-    /// One round. True if there may be more to do at once.
+    /// One round. True if there may be more to do immediately.
     fn work(&self) -> bool {
         let mut work = lock(&self.work);
         let mut keeper = self.store.keeper();
@@ -81,7 +81,8 @@ impl Inner {
         }
     }
 
-    /// Copies the oldest segment that only the disk has to the store. True if it did.
+    /// Copies the oldest segment that only the disk has to the store. True if there may be more to
+    /// copy.
     fn copy_one(&self, work: &mut UpkeepState, keeper: &mut Keeper) -> bool {
         if work.paused.is_some_and(|paused| paused.elapsed() < PAUSE) || !self.store.is_fit() {
             return false;
@@ -99,7 +100,7 @@ impl Inner {
             return true;
         }
         if read.is_err() {
-            // It is reported where a page is read.
+            // The error is reported when a page is read.
             work.paused = Some(Instant::now());
             return false;
         }

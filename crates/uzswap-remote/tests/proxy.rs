@@ -9,7 +9,7 @@ use rig::{PAGES, Rig, server};
 use std::time::{Duration, Instant};
 use uzswap_remote::testing::{Harm, Proxy, Server, await_that};
 
-/// Each harm, and true if a connection that suffers it is left.
+/// Each kind of damage, and true if the client abandons a connection because of it.
 const HARMS: [(Harm, bool); 9] = [
     (Harm::Swapped, false),
     (Harm::Replayed, false),
@@ -22,7 +22,7 @@ const HARMS: [(Harm, bool); 9] = [
     (Harm::Delayed(Duration::from_millis(500)), true),
 ];
 
-/// Reads of one harm: fewer where each of them waits.
+/// Reads of one kind: fewer if each of them waits.
 fn reads(harm: Harm) -> std::ops::Range<u32> {
     if matches!(harm, Harm::Delayed(_)) { 0..300 } else { 0..PAGES }
 }
@@ -32,7 +32,7 @@ fn a_harmed_reply_is_replaced_by_the_local_copy() {
     let Some(server) = server(&[]) else { return };
     let proxy = Proxy::before(server.port(), true);
     let rig = Rig::new(&proxy.backing(""), 64 << 20).unwrap();
-    // An older write of each segment, to be replayed.
+    // An older write of each segment, for replays.
     for round in 0..2 {
         rig.fill(0..PAGES, round);
         rig.await_copies();
@@ -69,7 +69,7 @@ fn a_harmed_reply_is_an_error_on_its_page_where_the_store_has_the_only_copy() {
         proxy.set(harm);
         let began = Instant::now();
         let mut errors = rig.check(reads(harm), 1);
-        // After the last harm the client may still be at the replica.
+        // After the last kind, the client may still read from the replica.
         for _ in 0..50 {
             if proxy.harmed() == before {
                 std::thread::sleep(Duration::from_millis(100));
@@ -80,15 +80,15 @@ fn a_harmed_reply_is_an_error_on_its_page_where_the_store_has_the_only_copy() {
         println!("{harm:?}: {harmed} replies were harmed, {errors} errors, in {took:.1?}");
         assert!(harmed > 0, "{harm:?}: no read was harmed");
         match harm {
-            // It comes in time.
+            // The reply comes in time.
             Harm::Delayed(_) if !is_left => assert_eq!(errors, 0, "{harm:?}"),
-            // The connection is left, and the replica has the page.
+            // The client abandons the connection, and the replica has the page.
             _ if is_left => assert_eq!(errors, 0, "{harm:?}"),
             _ => assert!(errors > 100, "{harm:?}: {errors}"),
         }
         proxy.set(Harm::None);
         await_that("it is used again", || rig.figure("remote_up") == 1);
-        // Nothing but the harmed reads has failed.
+        // Only the damaged reads have failed.
         assert_eq!(rig.check(0..PAGES, 1), 0, "{harm:?}");
     }
 }

@@ -38,7 +38,7 @@ fn a_socket_serves_as_well() {
     assert!(rig.figure("remote_reads") > 0);
 }
 
-/// The store has values that fit a size class of its allocator, and that end by themselves.
+/// Values have a size that fits a size class of the store's allocator, and they expire.
 #[test]
 fn a_segment_is_a_value_with_a_life() {
     let Some(server) = server(&[]) else { return };
@@ -117,7 +117,7 @@ fn a_segment_that_was_changed_is_read_from_the_disk() {
     assert!(rig.figure("remote_lost") > 0);
 }
 
-/// Without a disk, by replicas: the store has the only copy.
+/// Without a disk, with a replica: only the store has a copy.
 #[test]
 fn what_only_the_store_has_comes_back_or_is_an_error_on_its_page() {
     let Some(server) = server(&[]) else { return };
@@ -132,7 +132,7 @@ fn what_only_the_store_has_comes_back_or_is_an_error_on_its_page() {
     server.ask(&["FLUSHALL"]);
     let lost = rig.check(0..PAGES, 0);
     assert!(lost > errors && lost < PAGES as usize, "pages in the pool are there: {lost}");
-    // The rest goes on: new pages, also in place of lost ones.
+    // The cache goes on: it takes new pages, also in place of lost ones.
     rig.fill(0..PAGES, 1);
     assert_eq!(rig.check(0..PAGES, 1), 0);
 }
@@ -211,7 +211,7 @@ fn a_store_that_begins_to_drop_keys_is_written_to_no_more() {
     rig.fill(0..PAGES, 0);
     rig.await_copies();
     server.ask(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    // It is looked at every ten seconds.
+    // The client checks the policy every ten seconds.
     std::thread::sleep(Duration::from_secs(14));
     let writes = rig.figure("remote_writes");
     rig.fill(0..PAGES, 1);
@@ -257,7 +257,7 @@ fn wrong_stores_are_refused_with_the_remedy() {
     expect(&other.backing(""), "use Valkey 7.2 or Redis 6, or a newer one");
 }
 
-/// A table in memory that outlives its process, used once with a store.
+/// A table in memory that outlives its process, after one use with a store.
 fn used_table(address: &Address) -> OwnedFd {
     let table = memfd_create("table", MemfdFlags::CLOEXEC).unwrap();
     let connected = Connected::with_table(address, table.try_clone().unwrap()).unwrap();
@@ -358,7 +358,7 @@ fn a_client_that_was_cut_off_for_longer_than_its_life_has_lost_its_pages() {
     assert_eq!(rig.check(0..PAGES, 0), 0);
     server.suspend();
     replica.suspend();
-    // A busy machine may keep the client from its store for seconds, too: so its life is not short.
+    // On a busy machine the client may not reach its store for seconds, so its life is not shorter.
     std::thread::sleep(Duration::from_secs(9));
     server.resume();
     replica.resume();
@@ -400,7 +400,7 @@ fn clients_are_seen_and_the_segments_of_dead_ones_removed() {
     drop(dead);
     let leases = server.keys("uz:me:*:lease");
     leases.iter().for_each(|lease| _ = server.ask(&["UNLINK", lease]));
-    // One of them renews it within 20 s.
+    // The living cache renews its lease within 20 s.
     await_that("one lives", || server.keys("uz:me:*:lease").len() == 1);
     let (_, bytes) = admin.remove_dead().unwrap();
     assert_eq!(bytes, sizes[0]);
@@ -429,7 +429,7 @@ fn a_cluster_that_loses_a_server_goes_on_with_its_replica() {
     assert_eq!(rig.check(0..PAGES, 0), 0);
 }
 
-/// The processes of the test below: this program, with an address.
+/// A process of the test below: this program, with an address.
 #[test]
 fn one_of_sixteen() {
     let Ok(address) = std::env::var("UZSWAP_TEST_STORE") else { return };
@@ -445,7 +445,7 @@ fn one_of_sixteen() {
     rig.tiers().clear();
 }
 
-/// A process says so how many bytes of its segments are live.
+/// A process reports the bytes of its live segments by this line.
 const LIVE: &str = "live bytes ";
 
 #[test]
@@ -469,7 +469,7 @@ fn sixteen_processes_share_a_cluster() {
     let is_near = || u64::abs_diff(there(), live) * 10 < live;
     await_that("the store has the live bytes, to a tenth", is_near);
     for process in processes {
-        // Its standard input ends.
+        // wait_with_output closes its standard input, and it ends.
         let output = process.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
     }

@@ -1,4 +1,4 @@
-//! A cache whose pages are all cold, and the times of reading them.
+//! A cache whose pages are all cold, and the times of reads.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,7 +10,7 @@ pub const PAGES: u32 = 20_000;
 
 pub type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Half noise.
+/// A page of which half is noise.
 pub fn page(number: u32) -> Page {
     let mut state = u64::from(number) | 1 << 40;
     let mut page = [0; 4096];
@@ -21,13 +21,13 @@ pub fn page(number: u32) -> Page {
     page
 }
 
-/// A number at random.
+/// A pseudo-random number.
 pub fn next(state: &mut u32) -> u32 {
     *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
     *state >> 8
 }
 
-/// The time that a share of them did not exceed, µs.
+/// The time that this share of the reads did not exceed, µs.
 pub fn quantile(times: &mut [Duration], share: f64) -> f64 {
     times.sort_unstable();
     times.get(((times.len().max(1) - 1) as f64 * share) as usize).map_or(0.0, micros)
@@ -37,7 +37,7 @@ pub fn micros(time: &Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Stores pages, and waits where there is no room for one.
+/// Stores pages. Waits while there is no room for one.
 pub fn store(cache: &Cache, area: &Area, numbers: std::ops::Range<u32>) -> Outcome<()> {
     prepare_thread();
     for number in numbers {
@@ -52,7 +52,7 @@ pub fn store(cache: &Cache, area: &Area, numbers: std::ops::Range<u32>) -> Outco
     Ok(())
 }
 
-/// A cache over a backing, with all pages in it, and room for as many again.
+/// A cache over a backing, with all pages stored, and as much room left.
 pub fn filled(backing: Box<dyn Backing>) -> Outcome<(Cache, Area)> {
     let config = Config {
         pages_max: 1 << 20,

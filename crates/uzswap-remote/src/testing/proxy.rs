@@ -1,7 +1,7 @@
 //! A proxy between a client and its server, which delays, changes or cuts the replies to reads.
 //!
-//! A thread for each connection takes one command, has the server answer it, and passes the reply
-//! on. Only replies to `GETRANGE` are harmed, so a client can enter and write as ever.
+//! A thread for each connection takes a command, lets the server answer, and passes the reply on.
+//! Only replies to `GETRANGE` are damaged, so a client can connect and write.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,33 +10,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A harm to the replies to reads.
+/// A kind of damage to the replies to reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Harm {
-    /// Nothing.
+    /// No damage.
     None,
-    /// They come so much later.
+    /// Replies are late by this time.
     Delayed(Duration),
-    /// They are of another segment, at the same place in it.
+    /// Replies are from another segment, at the same offset.
     Swapped,
-    /// They are of an older write, at the same place in it.
+    /// Replies are from an older write, at the same offset.
     Replayed,
-    /// They have half of the bytes, and say so.
+    /// Replies have half of the bytes, and the length of that half.
     Truncated,
-    /// One bit is turned.
+    /// One bit is flipped.
     Flipped,
     /// All bytes are zero.
     Zeroed,
-    /// They have more bytes than were asked for.
+    /// Replies have more bytes than requested.
     Longer,
-    /// The connection ends in the middle of one.
+    /// The connection ends in the middle of a reply.
     Cut,
 }
 
 /// Segments that were written: keys and values, in order.
 type Writes = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// See the module. It ends with the value.
+/// A proxy. It ends when the value is dropped.
 pub struct Proxy {
     port: u16,
     shared: Arc<Shared>,
@@ -57,7 +57,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Proxy {
-    /// Starts one before a server's port. It keeps all segments that are written if `keeps_writes`,
+    /// Starts a proxy before a server's port. With `keeps_writes` it keeps all written segments,
     /// which swaps and replays need.
     pub fn before(server: u16, keeps_writes: bool) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
@@ -78,7 +78,7 @@ impl Proxy {
                     return;
                 }
                 let own = own.clone();
-                // An error: one side has ended the connection.
+                // An error: one side has closed the connection.
                 thread::spawn(move || _ = own.serve(client));
             }
         });
@@ -90,12 +90,12 @@ impl Proxy {
         format!("valkey://127.0.0.1:{}/?{parameters}", self.port)
     }
 
-    /// Harms replies from now on.
+    /// Damages replies from now on.
     pub fn set(&self, harm: Harm) {
         *lock(&self.shared.harm) = harm;
     }
 
-    /// Replies that were harmed.
+    /// Replies that were damaged.
     pub fn harmed(&self) -> u64 {
         self.shared.harmed.load(Relaxed)
     }
@@ -104,7 +104,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_done.store(true, Relaxed);
-        // Errors: it has ended already.
+        // Errors: the proxy or a connection has ended already.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         lock(&self.shared.streams).iter().for_each(|one| _ = one.shutdown(Shutdown::Both));
     }
@@ -129,13 +129,13 @@ impl Shared {
                 break passed.map(|_| ());
             }
         };
-        // Errors: it has ended already.
+        // Errors: the connection has ended already.
         let _ = to_client.shutdown(Shutdown::Both);
         let _ = to_server.shutdown(Shutdown::Both);
         ended
     }
 
-    /// Passes a command and its reply. `false`: the connection is cut.
+    /// Passes a command and its reply on. `false`: the connection was cut.
     fn pass(
         &self,
         parts: &[Vec<u8>],
@@ -184,7 +184,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// The same range of another value: any, or one that was written before.
+    /// The same range of another value: of any, or of one that was written earlier.
     fn other(&self, harm: Harm, parts: &[Vec<u8>], count: usize, turn: usize) -> Option<Vec<u8>> {
         let writes = lock(&self.writes);
         let own = writes.iter().position(|(key, _)| *key == parts[1])?;
@@ -196,7 +196,7 @@ impl Shared {
     }
 }
 
-/// Waits to some microseconds: the kernel lets a sleep last 50 longer.
+/// Waits until `time`, exact to microseconds: a sleep lasts some 50 µs longer than asked.
 fn wait_until(time: Instant) {
     const SLACK: Duration = Duration::from_micros(80);
     thread::sleep(time.saturating_duration_since(Instant::now()).saturating_sub(SLACK));
@@ -205,7 +205,7 @@ fn wait_until(time: Instant) {
     }
 }
 
-/// A line, with its end, added to `out`; the number in it.
+/// Reads a line and adds it to `out`, with its end. Returns its kind and its number.
 fn line(from: &mut impl BufRead, out: &mut Vec<u8>) -> io::Result<(u8, i64)> {
     let start = out.len();
     from.read_until(b'\n', out)?;
@@ -222,7 +222,7 @@ fn bytes(from: &mut impl Read, count: usize, out: &mut Vec<u8>) -> io::Result<Ve
     Ok(content)
 }
 
-/// A command, in its parts.
+/// Reads a command.
 fn command(client: &mut impl BufRead) -> io::Result<Vec<Vec<u8>>> {
     let mut seen = Vec::new();
     let (_, count) = line(client, &mut seen)?;
@@ -234,7 +234,7 @@ fn command(client: &mut impl BufRead) -> io::Result<Vec<Vec<u8>>> {
     if parts.is_empty() { Err(io::ErrorKind::InvalidData.into()) } else { Ok(parts) }
 }
 
-/// A whole reply, added to `out`; the content of one that is a string.
+/// Reads a whole reply and adds it to `out`. Returns the content of a string.
 fn take_reply(server: &mut impl BufRead, out: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     match line(server, out)? {
         (b'$', count) if count >= 0 => bytes(server, count as usize, out).map(Some),

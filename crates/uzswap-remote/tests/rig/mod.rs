@@ -14,7 +14,7 @@ use uzswap_remote::{Address, Connected, Tiers};
 /// Pages of a test, some 11 MB when compressed.
 pub const PAGES: u32 = 8000;
 
-/// A page with a content of its own that compresses to a third.
+/// A page with its own content, which compresses to a third.
 fn page(number: u32, round: u32) -> Page {
     let mut state = u64::from(number) << 32 | u64::from(round) | 1;
     let mut page = [0; 4096];
@@ -36,7 +36,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Beside a local file of so many bytes; 0: there is none.
+    /// A cache over a store and a local file of `local` bytes; 0 for none.
     pub fn new(address: &str, local: u64) -> Result<Self, String> {
         let address = Address::parse(address).map_err(|error| error.to_string())?;
         let connected = Connected::to(&address).map_err(|error| error.to_string())?;
@@ -67,7 +67,7 @@ impl Rig {
         Ok(Self { cache, tiers, area, is_done, thread: Some(thread) })
     }
 
-    /// Its backing, which may outlive it.
+    /// The backing, which may outlive the rig.
     pub fn tiers(&self) -> Tiers {
         self.tiers.clone()
     }
@@ -76,7 +76,7 @@ impl Rig {
         self.area.entry(number).unwrap()
     }
 
-    /// Stores pages, and waits where there is no room for one.
+    /// Stores pages. Waits while there is no room for one.
     pub fn fill(&self, numbers: impl Iterator<Item = u32>, round: u32) {
         prepare_thread();
         let until = Instant::now() + Duration::from_secs(60);
@@ -93,7 +93,7 @@ impl Rig {
         self.cache.shrink(1 << 20);
     }
 
-    /// Loads pages; the number of errors. A page that comes back is right.
+    /// Loads pages and checks their content. Returns the number of errors.
     pub fn check(&self, numbers: impl Iterator<Item = u32>, round: u32) -> usize {
         prepare_thread();
         let mut errors = 0;
@@ -112,7 +112,7 @@ impl Rig {
         self.cache.statistic(name).unwrap()
     }
 
-    /// Waits until the store has a copy of all that the disk has.
+    /// Waits until the store has a copy of each segment on the disk.
     pub fn await_copies(&self) {
         let is_quiet = || {
             let before = self.figure("remote_writes");
@@ -135,7 +135,7 @@ impl Drop for Rig {
     }
 }
 
-/// A server, where there is the program.
+/// A server, if its program is installed.
 pub fn server(arguments: &[&str]) -> Option<Server> {
     if !has_server() {
         skip("no server: ./setup tests installs it");
@@ -144,14 +144,14 @@ pub fn server(arguments: &[&str]) -> Option<Server> {
     Some(Server::start(arguments))
 }
 
-/// Bytes of the value that shows that a cache lives.
+/// Bytes of the leases of all caches.
 pub fn lease_bytes(server: &Server) -> u64 {
     let leases = server.keys("uz:*:lease");
     leases.iter().map(|key| server.ask(&["STRLEN", key]).parse::<u64>().unwrap()).sum()
 }
 
-/// Changes each segment of the client `me`, in one of three ways in turn: another's content, bytes
-/// that are turned, an end that is missing.
+/// Damages each segment of the client `me`, in three ways in turn: the content of another, flipped
+/// bytes, a missing end.
 pub fn damage(server: &Server) {
     const CUT: &str = "redis.call('SET', KEYS[1], redis.call('GETRANGE', KEYS[1], 0, 9999))";
     const TURN: &str = "for at = 0, 262143, 509 do redis.call('SETRANGE', KEYS[1], at, '?') end";
