@@ -1,16 +1,16 @@
 //! A set of numbers below a bound, in which the next number from anywhere is found quickly.
 //!
-//! It has a bit for each number, a count of the set bits for each 64 words, a count for each 64
-//! counts, up to one count of all. So one of the 8 million clusters of 16 TiB is found by reading
-//! at most 64 words on each of four levels, and mostly one.
+//! A bit for each number, a count of the set bits for each 64 words, a count for each 64 counts, up
+//! to one count of all. A search among the 8 million clusters of 16 TiB reads at most 64 words on
+//! each of four levels, and mostly one.
 //!
-//! **Threads** change different numbers at once, without a lock. The caller serializes changes of
-//! one number. A count is never too small: it grows before a bit is set, and shrinks after one is
-//! cleared. So no search misses a number that was put in before.
+//! **Threads** may change different numbers at the same time, without a lock. The caller serializes
+//! changes of one number. A count is never too small: it grows before a bit is set, and shrinks
+//! after a bit is cleared. No search thus misses a number that is already in the set.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// Words of a count, and counts of the one above.
+/// Words that a count covers, and counts that a count of the next level covers.
 const FAN: usize = 64;
 /// The low bits of a number, which select a bit of its word.
 const FAN_SHIFT: usize = FAN.ilog2() as usize;
@@ -84,8 +84,8 @@ impl Bits {
         })
     }
 
-    /// The first or the last number, not below `from`, of the word or count `at` of a level. The
-    /// word or count of `from` is not above `at`.
+    /// The first or the last number that the word or count `at` of a level covers, not below
+    /// `from`. `from` is in it or below it.
     fn find(&self, level: usize, at: usize, from: usize, is_last: bool) -> Option<usize> {
         let Some(below) = level.checked_sub(1) else {
             let word = self.words[at].load(Acquire) & u64::MAX << from.saturating_sub(at * FAN);

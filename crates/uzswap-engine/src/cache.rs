@@ -81,7 +81,7 @@ pub enum Store {
 /// How a page is kept. Sizes are those of its object, without rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// It is not, or was dropped just now.
+    /// The page is not kept, or was dropped just now.
     Nowhere,
     /// One word repeated: it has no object.
     SameFilled,
@@ -104,7 +104,7 @@ pub enum Placement {
 pub enum Reject {
     /// `enabled` is off.
     Disabled,
-    /// It does not compress to `max_compression_ratio`.
+    /// The page does not compress to `max_compression_ratio`.
     CompressPoor,
     /// No memory for the object or its index entry.
     AllocFail,
@@ -221,9 +221,9 @@ impl Cache {
         self.seal.as_ref().map_or(Ok(()), Seal::let_forks_inherit)
     }
 
-    /// Called in such a process, which has a backing of its own with the same content. From now on
-    /// its seals differ from its parent's. No thread may have used the cache at the moment of the
-    /// fork. Errors: no randomness, or no memory that may be locked.
+    /// Called in a process that was forked after that, and has a backing of its own with the same
+    /// content. From now on the process's seals differ from its parent's. No thread may have used
+    /// the cache at the moment of the fork. Errors: no randomness, or no memory that may be locked.
     pub fn go_on_in_fork(&self) -> io::Result<()> {
         self.seal.as_ref().map_or(Ok(()), Seal::go_on_in_fork)
     }
@@ -233,8 +233,8 @@ impl Cache {
         self.pages_max
     }
 
-    /// Keeps memory ready for pages of at most `bytes` of address space ahead of stores. It is 256
-    /// MiB otherwise. For a small budget, where the caller prepares after each few stores.
+    /// Keeps memory ready for pages of at most `bytes` of address space ahead of stores, instead of
+    /// 256 MiB. For a small budget, if the caller calls [`Self::prepare`] after every few stores.
     pub fn keep_ahead(&self, bytes: u64) {
         let trunk_bytes = (TRUNK_ENTRIES * PAGE_BYTES) as u64;
         self.index.set_spare_max((bytes / trunk_bytes).try_into().unwrap_or(usize::MAX));
@@ -255,8 +255,7 @@ impl Cache {
         self.index.remove_area(area);
     }
 
-    /// Stores a page. It replaces an older copy under the same key, which is dropped even if the
-    /// page is rejected.
+    /// Stores a page. The older copy under the same key is dropped, even if the page is rejected.
     pub fn store(&self, key: SwapEntry, page: &Page) -> Store {
         self.index.prefetch(key);
         let ensure = || self.index.view().ensure(key).ok();
@@ -287,7 +286,7 @@ impl Cache {
         let view = self.index.view();
         let made = || view.lock_made(key).ok();
         let Some(locked) = made().or_else(|| self.wait_for(made)) else {
-            // The maintaining thread freed its trunk meanwhile, and no other one is ready.
+            // The maintaining thread freed the key's trunk meanwhile, and no other trunk is ready.
             self.dispose(state);
             return self.reject(key, Reject::AllocFail);
         };
@@ -318,9 +317,8 @@ impl Cache {
         self.give(key, fetched, page)
     }
 
-    /// Gives a page back and drops it, unless it could not be given back. The entry stays locked
-    /// until then. So a page that is moved or written back meanwhile is dropped too, and a newer
-    /// one is not.
+    /// Gives a page back and then drops it. After an error it stays. The entry is locked until the
+    /// end, so that no thread can move, write back or replace the page between the two steps.
     pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
         self.index.prefetch(key);
         let view = self.index.view();
@@ -387,7 +385,7 @@ impl Cache {
     }
 
     fn reject(&self, key: SwapEntry, reason: Reject) -> Store {
-        // An older copy must not outlive the newer page: written back later, it would win.
+        // An older copy must not outlive the newer page: a load would return it.
         self.invalidate(key);
         self.counters.increment(match reason {
             Reject::Disabled => RejectDisabled,
@@ -454,7 +452,7 @@ impl Cache {
         }
     }
 
-    /// Frees everything that a state refers to which is no longer in any entry.
+    /// Frees everything that a state refers to. No entry has this state any more.
     pub(crate) fn dispose(&self, old: State) {
         match old {
             State::Absent | State::Filled(_) => {}

@@ -1,7 +1,7 @@
 //! Settings: those fixed when the cache is made, and the attributes that change while it runs.
 //!
-//! The table below alone has an attribute's name, meaning and range. The control files,
-//! `uzswap status`, the command line and docs/attributes.md are made from it.
+//! Only the table below has an attribute's name, meaning and range. The control files, `uzswap
+//! status`, the command line and docs/attributes.md are made from it.
 
 use crate::backing::BYTES_MAX;
 use crate::backing::SEGMENT_BYTES;
@@ -21,8 +21,8 @@ pub struct Config {
     pub pages_max: u32,
     /// Memory of the machine in bytes, for `max_pool_percent`.
     pub ram_bytes: u64,
-    /// The most memory that the machine may get ([`crate::Cache::follow_memory`]): some 100 bytes
-    /// for each 2 MiB.
+    /// The most memory that the machine may get ([`crate::Cache::follow_memory`]). Each 2 MiB of it
+    /// take some 100 bytes.
     pub ram_bytes_max: u64,
     /// First value of `max_pool_bytes`.
     pub pool_bytes_max: u64,
@@ -46,8 +46,8 @@ impl Config {
         Ok(keys)
     }
 
-    /// CPUs that have contexts of codecs, or a buffer for a segment, of their own. Either is some
-    /// 256 KiB, so all of them are a 16th of the pool; the other CPUs share them.
+    /// CPUs that have contexts of codecs, or a buffer for a segment, of their own. Either takes
+    /// some 256 KiB, so all of them take a 16th of the pool. The other CPUs share these.
     pub(crate) fn cpus_apart(&self) -> usize {
         (self.pool_bytes_max / (16 * SEGMENT_BYTES as u64)).clamp(1, u64::from(u32::MAX)) as usize
     }

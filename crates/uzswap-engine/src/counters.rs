@@ -88,7 +88,7 @@ impl Counter {
 
 /// See the module.
 pub(crate) struct Counters {
-    /// For the counting CPU, so that CPUs do not share lines. Counts of a CPU that goes stay.
+    /// The counts of each CPU, so that CPUs do not share lines. The counts of a CPU that goes stay.
     stripes: Box<[CachePadded<[AtomicI64; COUNT]>]>,
 }
 
@@ -108,7 +108,8 @@ impl Counters {
     }
 
     /// The sum over CPUs. A page counted up on one CPU and down on another is right in the sum.
-    /// While others count, a gauge may be off by unfinished calls, and is never shown below zero.
+    /// While other threads count, a gauge may be off by unfinished calls, and is never shown below
+    /// zero.
     pub(crate) fn get(&self, counter: Counter) -> u64 {
         let sum: i64 =
             self.stripes.iter().map(|stripe| stripe[counter as usize].load(Relaxed)).sum();

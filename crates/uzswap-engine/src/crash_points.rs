@@ -10,7 +10,7 @@ use crate::sync::atomic::Ordering;
 #[cfg(feature = "simulation")]
 pub use on::*;
 
-/// Marks the point before such a store.
+/// Marks the point before a store to this memory.
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub(crate) fn store() {}
@@ -141,8 +141,8 @@ impl<A: AtomicNumber> DurableAtomic<A> {
         self.0.compare_exchange(current, new, success, failure)
     }
 
-    /// Stores the result of `next` for the number, again until no other thread has changed it
-    /// meanwhile; stops when `next` returns `None`.
+    /// Stores the result of `next` for the number. Tries again if another thread has changed the
+    /// number meanwhile. Stops when `next` returns `None`.
     pub(crate) fn fetch_update(
         &self,
         success: Ordering,
@@ -165,13 +165,13 @@ mod on {
     use std::cell::Cell;
 
     thread_local! {
-        // Without destructors: allocators may read them.
+        // Allocators may read these, so they have no destructors.
         static STORE: Cell<Option<fn()>> = const { Cell::new(None) };
         static TRANSITION: Cell<Option<fn(&'static str)>> = const { Cell::new(None) };
     }
 
-    /// Sets functions for the calling thread, or none: called before each store, and with the name
-    /// of each transition of an entry.
+    /// Sets functions for the calling thread. `stores` is called before each store, `transitions`
+    /// with the name of each transition of an entry.
     pub fn watch(stores: Option<fn()>, transitions: Option<fn(&'static str)>) {
         STORE.set(stores);
         TRANSITION.set(transitions);

@@ -1,8 +1,8 @@
 //! Identical pages: finds entries that might have the page that is being stored.
 //!
 //! A table from content hash to keys, small and lossy. A bucket is one cache line, a new key
-//! replaces an old one, and a key stays when its entry goes. Each candidate is compared byte by
-//! byte, so a lost key costs only a page that is kept twice.
+//! replaces an old one, and a key stays when its entry goes. The caller compares each candidate
+//! byte by byte. A lost key thus costs only a page that is kept twice.
 
 use crate::ids::SwapEntry;
 use crate::table::ChunkedTable;
@@ -32,9 +32,9 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Bytes of pool for each key of the table, which takes 5.3 bytes. A pool of heap pages has two
-    /// objects in them, so the older half of the pages is not found. A key for each object would
-    /// take all metadata past 32 bytes a page.
+    /// Bytes of pool for each key of the table, which takes 5.3 bytes. In a pool of heap pages so
+    /// many bytes have two objects, so the older half of the pages is not found. With a key for
+    /// each object, all metadata would exceed 32 bytes a page.
     const POOL_BYTES_PER_KEY: usize = 2048;
     const POOL_BYTES_PER_CHUNK: usize = CHUNK * WAYS * Self::POOL_BYTES_PER_KEY;
 
@@ -97,7 +97,7 @@ impl Candidates {
             .or_else(|| (0..WAYS).find(|way| bucket.tags[*way].load(Relaxed) == 0))
             // Any way: the hash of a new page is random enough.
             .unwrap_or((hash >> 44) as usize % WAYS);
-        // Two stores, so a reader may see one without the other. It compares the pages.
+        // A reader may see one of these stores without the other. It compares the pages.
         bucket.keys[way].store(key.0, Relaxed);
         bucket.tags[way].store(tag, Relaxed);
     }

@@ -2,17 +2,17 @@
 //!
 //! The index, the pool, the use of each segment of the backing with its seals, dictionaries and
 //! attributes lie here. All else (lists, free space, counts) follows from them, and `recover`
-//! rebuilds it. So a process that is killed at any instruction leaves a cache that the next one can
-//! take over.
+//! rebuilds it. A process that is killed at any instruction thus leaves a cache that the next
+//! process can take over.
 //!
 //! Everything has its place in the file from the start: the header, and then a [`DurableArray`] for
 //! each kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
 //! memory.
 //!
-//! The order of stores is the program's on each processor: a thread is killed between two
-//! instructions, and all that came before are complete. `Release` keeps the compiler's order.
+//! A killed thread ends between two instructions, and all its earlier stores are complete.
+//! `Release` keeps the compiler from reordering stores.
 //!
-//! A file is believed only after [`Durable::is_held`]: an unfinished cache is made anew.
+//! A process believes a file only if [`Durable::is_held`]: it makes an unfinished cache anew.
 
 #![expect(
     unsafe_code,
@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use uzswap_sys::processor;
 use uzswap_sys::shared::SharedMemory;
 
-/// Dictionaries of a cache: 60 KiB each, for ever.
+/// Most dictionaries of a cache: 60 KiB each, which stay.
 pub(crate) const DICTIONARIES_MAX: usize = 64;
 
-/// Bytes that an attribute's name and value take, at most, and attributes there may be.
+/// Most bytes of an attribute's name and value, and most attributes that are kept.
 const VALUE_BYTES: usize = 63;
 const VALUES_MAX: usize = 32;
 
@@ -98,8 +98,8 @@ struct DurableHeader {
     descriptor_chunks: DurableAtomic<AtomicU64>,
     intent: Intent,
     dictionary_bytes: [DurableAtomic<AtomicU32>; DICTIONARIES_MAX],
-    /// Of attributes that were changed: the length, and name and value. By name, since another
-    /// version may have others, or another order.
+    /// For each changed attribute, the length, and its name and value. The name is needed because
+    /// another version may have other attributes, or another order.
     values: [[DurableAtomic<AtomicU8>; VALUE_BYTES + 1]; VALUES_MAX],
 }
 
@@ -140,7 +140,8 @@ impl FreeFrames {
         Self(unused)
     }
 
-    /// Takes this frame, or else a free frame that is no trunk's home, while there is any.
+    /// Takes the frame `home` if it is free, or else a free frame that is no trunk's home while
+    /// there is any.
     fn take(&self, home: usize) -> Option<TrunkFrame> {
         let frame = if self.0.has(home) { home } else { self.0.last()? };
         self.0.set(frame, false);
@@ -202,8 +203,8 @@ impl<T> Deref for Values<T> {
 
 impl Durable {
     /// Opens a file from [`uzswap_sys::shared::create`]: a new one, or one with a cache of this
-    /// version and shape, whose parts these are. `None`: it has a cache of another one. Errors: no
-    /// memory.
+    /// version and shape. `parts` follow from the shape. `None`: the file has a cache of another
+    /// version or shape. Errors: no memory.
     pub(crate) fn open(
         file: OwnedFd,
         version: u64,
@@ -245,12 +246,12 @@ impl Durable {
         unsafe { &*self.memory.as_ptr().cast() }
     }
 
-    /// True if it has a cache that can be taken over.
+    /// True if the memory has a cache that can be taken over.
     pub(crate) fn is_held(&self) -> bool {
         self.header().is_held.load(Acquire) != 0
     }
 
-    /// From now on it has a cache.
+    /// From now on the memory has a cache.
     pub(crate) fn set_held(&self) {
         self.header().is_held.store(1, Release);
     }
@@ -411,7 +412,7 @@ impl Durable {
         Ok(self.values(part.at(number), part.unit / size_of::<T>()))
     }
 
-    /// Gives the memory of tables in a row back. No segment of their clusters is broken up.
+    /// Gives the memory of consecutive tables back. No segment of their clusters is broken up.
     pub(crate) fn release_tags(&self, numbers: Range<usize>) {
         crash_points::store();
         let DurableArray { start, unit, .. } = self.parts.tags;
@@ -463,7 +464,8 @@ impl Durable {
         let place = (0..VALUES_MAX).find(is_its).or_else(|| (0..VALUES_MAX).find(is_free));
         let Some(place) = place else { return };
         let [length, bytes @ ..] = &self.header().values[place];
-        // None while it changes: killed then, it is as at the start.
+        // No value is kept while it changes: after a kill in between, the attribute has its first
+        // value.
         length.store(0, Release);
         let value = format!("{name} {value}");
         if value.len() <= VALUE_BYTES {
@@ -503,7 +505,7 @@ impl Intent {
         self.entry.store(u64::from(key) + 1, Release);
     }
 
-    /// The second word that an entry must have, if only the second one was changed.
+    /// The second word that an entry must have, if a killed process had changed only that word.
     pub(crate) fn undone(&self, key: u32, word: u64, aux: u64) -> Option<u64> {
         let is_it = self.entry.load(Acquire) == u64::from(key) + 1
             && self.word.load(Acquire) == word

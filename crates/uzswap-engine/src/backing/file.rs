@@ -58,13 +58,13 @@ impl FileBacking {
         Ok(Self { file, bytes, block_bytes, discards: false, queue: Mutex::new(queue) })
     }
 
-    /// Makes it tell the device of space that is no longer in use: for a disk that supports it, or
-    /// a file whose space need not stay reserved.
+    /// Tells the device of space that is no longer in use: for a disk that supports this, or a file
+    /// whose space need not stay reserved.
     pub fn with_discard(self) -> Self {
         Self { discards: true, ..self }
     }
 
-    /// Makes it write one after the other: for comparison, and for tests of that path.
+    /// Makes one write after the other: for comparison, and for tests of that path.
     pub fn without_io_uring(self) -> Self {
         self.queue().ring = None;
         self
@@ -102,7 +102,7 @@ fn block_bytes(file: &File) -> usize {
     }
 }
 
-/// Checks until a device has no write under way; no write takes longer.
+/// Checks for a write under way, 10 ms apart, before the wait fails: no write takes that long.
 const LOOKS: u32 = 3000;
 
 /// Waits until a device's count of requests shows no write under way.

@@ -77,16 +77,16 @@ pub trait Backing: Send + Sync {
     /// otherwise. `offset` and `bytes` are multiples of 256 KiB.
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
 
-    /// Waits until no write to a range is under way that a killed process began: such a write could
-    /// overwrite a later one. Afterwards the range may have any content. `offset` and `bytes` are
-    /// multiples of 256 KiB. Errors: the backing cannot tell. Does nothing where writes end with
-    /// the process.
+    /// Waits until no write that a killed process began is under way to a range: it could overwrite
+    /// a later write. Afterwards the range may have any content. `offset` and `bytes` are multiples
+    /// of 256 KiB. Errors: the backing cannot tell if a write is under way. Does nothing where
+    /// writes end with the process.
     fn wait_for_left_writes(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
         Ok(())
     }
 
-    /// A write that ended, in any order. With `wait`, waits for one; `None` then means that none is
-    /// under way.
+    /// A write that ended, in any order. With `wait`, waits for a write to end; `None` then means
+    /// that no write is under way.
     fn complete(&self, wait: bool) -> Option<Completion>;
 
     /// True if single pages may be written, each to a page-sized slot.
@@ -99,17 +99,18 @@ pub trait Backing: Send + Sync {
         self.write(offset, page)
     }
 
-    /// Reads again after [`Self::read`] has returned other bytes than were written: from another
-    /// copy. `None`: there is no other.
+    /// Reads another copy, after [`Self::read`] has returned bytes other than those written.
+    /// `None`: there is no other copy.
     fn read_other(&self, _offset: u64, _out: &mut [u8]) -> Option<io::Result<()>> {
         None
     }
 
-    /// Tells that the segment at an offset is free: no record in it is read again. It is not taken
-    /// before this returns. Any thread may call it, so it neither waits nor allocates.
+    /// Tells that the segment at an offset is free: no record in it is read again. No thread takes
+    /// the segment before this returns. Any thread may call this, so it neither waits nor
+    /// allocates.
     fn free(&self, _offset: u64) {}
 
-    /// True once after a backing that failed works again.
+    /// True, once, after a failed backing works again.
     fn has_recovered(&self) -> bool {
         false
     }

@@ -93,7 +93,7 @@ pub struct BackingFile {
     pub file: File,
     /// Bytes that are used.
     pub bytes: u64,
-    /// True if it is told of space that is no longer in use.
+    /// True if the device is told of space that is no longer in use.
     pub discards: bool,
 }
 
@@ -106,7 +106,8 @@ impl BackingFile {
     }
 }
 
-/// Opens a backing exclusively. A new file is unlinked at once, so that none is left in any case.
+/// Opens a backing exclusively. A new file is unlinked immediately, so that the process never
+/// leaves it behind.
 pub fn open_backing(spec: &BackingSpec) -> Result<Box<dyn Backing>, BackingError> {
     BackingFile::backing(open_backing_file(spec)?)
         .map_err(|error| BackingError { path: spec.to_string(), reason: Reason::of_direct(error) })
@@ -184,8 +185,8 @@ fn open_path(path: &Path, bytes: Option<u64>) -> Result<BackingFile, Reason> {
     direct(file, bytes.min(end))
 }
 
-/// Follows a symbolic link, but only to a block device, as the names below /dev/disk and
-/// /dev/mapper do, and only if root or this user made the link.
+/// Follows a symbolic link, but only to a block device, as in /dev/disk and /dev/mapper, and only
+/// if root or this user made the link.
 fn target(path: &Path, link: &Metadata) -> Result<Metadata, Reason> {
     let is_trusted = [0, rustix::process::geteuid().as_raw()].contains(&link.uid());
     let Ok(target) = path.metadata() else { return Err(Reason::Link) };
@@ -195,8 +196,8 @@ fn target(path: &Path, link: &Metadata) -> Result<Metadata, Reason> {
     Err(Reason::Link)
 }
 
-/// Checks the opened file, which may be another one than was checked before. A file must belong to
-/// this user, so that no other user has it open or writes to it.
+/// Checks the opened file: since the check of its path, another file may have taken its place. A
+/// file must belong to this user, so that no other user has it open or writes to it.
 fn check_owner(file: &File, is_device: bool) -> Result<(), Reason> {
     let metadata = file.metadata().map_err(Reason::Io)?;
     if metadata.file_type().is_block_device() == is_device && is_device {
@@ -228,7 +229,8 @@ fn lock(file: &File) -> Result<(), Reason> {
     }
 }
 
-/// An existing file is taken only if it is empty or has been a backing: it might be someone's data.
+/// Accepts an existing file only if it is empty or has been a backing: another may be a user's
+/// data.
 fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
     let mut start = [0; MARK.len()];
     if size == 0 {

@@ -1,13 +1,15 @@
 //! Sums over the table of segments, without a scan of all of it.
 //!
-//! Segments form *groups* of 64, and groups form *rows* of 64, a GiB of the backing. Each group and
-//! row has the sum of live bytes, and the written segment with the fewest. A thread that changes a
-//! segment marks its group, with one load if it is marked already. A thread that asks recounts only
-//! marked groups, and then adds up the rows, a thousand for a TiB.
+//! Segments form *groups* of 64, and groups form *rows* of 64, a GiB of the backing. For each group
+//! and row there is the sum of live bytes, and the written segment with the fewest. A thread that
+//! changes a segment marks the segment's group; on a marked group this costs one load. A thread
+//! that asks for the sum recounts only marked groups, and then adds up the rows, a thousand for a
+//! TiB.
 //!
 //! **No change is missed.** A segment's word is changed before its group is marked, and a mark is
 //! cleared before the words are read. All four accesses are sequentially consistent: a thread that
-//! finds the mark still set has changed the word before the thread that clears it reads the word.
+//! finds the mark still set has changed the word before the thread that clears the mark reads the
+//! word.
 
 use super::shape::Segment;
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -21,8 +23,8 @@ const FAN: usize = u64::BITS as usize;
 pub(super) struct Sum {
     /// Bytes of their live records.
     pub(super) live: u64,
-    /// The live bytes of the written segment with the fewest, and its number in the low half. So
-    /// the cheapest segment is the least number. [`Sum::NONE`] if none is written.
+    /// The written segment with the fewest live bytes: these bytes, and in the low half its number.
+    /// The cheapest segment has the least such value. [`Sum::NONE`] if no segment is written.
     least: u64,
 }
 
@@ -62,7 +64,7 @@ struct GroupSums {
 }
 
 impl Outline {
-    /// Of so many segments, all to be counted.
+    /// The outline of `segments` segments, all still to be counted.
     pub(super) fn new(segments: usize) -> Self {
         let groups = segments.div_ceil(FAN);
         let rows = groups.div_ceil(FAN);
@@ -86,7 +88,7 @@ impl Outline {
         }
     }
 
-    /// The sum of all segments; `of` gives that of one.
+    /// The sum of all segments; `of` gives the sum of one segment.
     pub(super) fn sum(&self, segments: usize, of: impl Fn(Segment) -> Sum) -> Sum {
         let GroupSums { groups, rows } = &mut *lock(&self.counted);
         for (at, changed) in self.changed.iter().enumerate() {

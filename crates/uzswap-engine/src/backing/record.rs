@@ -11,9 +11,9 @@
 //!     16      …  the object               |
 //!      …     16  the tag, if it is sealed
 //! ```
-//! Numbers are little-endian; records are padded to a multiple of 16, and may cross blocks. A
-//! record is believed only if the entry that it names has this place. The header serves to find the
-//! owner when a segment is cleaned, and to notice a read from a wrong place.
+//! Numbers are little-endian; records are padded to a multiple of 16, and may cross blocks. The
+//! cache believes a record only if the entry that it names has the record's place. Cleaning finds
+//! the owner by the header. A load notices a read from a wrong place by it.
 
 use super::seal::{Generation, Identity, Seal, Tag};
 use super::shape::Segment;
@@ -42,7 +42,7 @@ pub(crate) struct Record {
     pub(crate) moved_from: Option<Segment>,
 }
 
-/// True if records are sealed.
+/// The layout of records, sealed or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// Not encrypted.
@@ -110,7 +110,7 @@ pub(crate) fn seal_records(seal: &Seal, generation: Generation, start: u64, byte
     }
 }
 
-/// Opens a sealed record in place, if it has this identity; the page's checksum.
+/// Opens a sealed record in place, if it has this identity, and returns the page's checksum.
 pub(crate) fn open_record(seal: &Seal, identity: Identity, bytes: &mut [u8]) -> Option<u32> {
     let (secret, tag) = parts(bytes, identity.extent.form);
     let opened = seal.open(identity, secret, *tag);

@@ -1,12 +1,12 @@
 //! Encryption of the backing.
 //!
-//! An AEAD with a key that is made at the start and never leaves memory. That is the process's own
-//! memory and, where the cache outlives the process, the file that no other process can open. A
-//! *generation* is the number of a write, never given twice. With the place inside its segment it
-//! is the nonce. No nonce is used twice, because each place is sealed once in a generation, even if
-//! the write fails. Owner, place and form are bound in. The index keeps the generation of each
-//! page's record. So a record is opened as the index describes it, not as it describes itself: an
-//! older, moved or changed record does not open.
+//! An AEAD with a key that is made at the start and never leaves memory. The key is in the
+//! process's own memory and, if the cache outlives the process, in a file that no other process can
+//! open. A *generation* is the number of a write, never given twice. With a record's place inside
+//! its segment it is the nonce. No nonce is used twice, because each place is sealed once in a
+//! generation, even if the write fails. Owner, place and form are bound in. The index keeps the
+//! generation of each page's record. A record is thus opened as the index describes it, not as it
+//! describes itself: an older, moved or changed record does not open.
 //!
 //! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either,
 //! the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
@@ -42,7 +42,7 @@ pub(crate) struct Identity {
     pub(crate) generation: Generation,
 }
 
-/// This bit is set in the numbers of writes of a forked process.
+/// This bit is set in the generations of a forked process.
 const FORKED: u64 = 1 << 62;
 
 /// See the module.
@@ -53,8 +53,8 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
-    /// With a new key, or the one of a cache that is taken over: then numbers continue. Errors: no
-    /// randomness, or no memory that may be locked.
+    /// With a new key, or with that of a cache that is taken over, whose generations continue.
+    /// Errors: no randomness, or no memory that may be locked.
     pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let has_aes = processor::has_aes();
         Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }, durable)
@@ -93,9 +93,10 @@ impl Seal {
         self.key.let_forks_inherit()
     }
 
-    /// Called in such a process. Its numbers continue from a random one, far from those of its
-    /// parent and of other children, because the key is the same. Of 2^62 starts, two processes
-    /// that seal 2^32 writes each share a number with a chance of one in some 2^29.
+    /// Called in such a process, which has the same key as its parent. Its generations therefore
+    /// continue from a random one, far from those of its parent and of other children. Of 2^62
+    /// starts, two processes that seal 2^32 writes each share a generation with a chance of one in
+    /// some 2^29.
     pub(crate) fn go_on_in_fork(&self) -> io::Result<()> {
         self.key.lock_again()?;
         let mut bytes = [0; 8];
@@ -115,7 +116,7 @@ impl Seal {
         tag.as_ref().try_into().expect("a tag has 16 bytes")
     }
 
-    /// Decrypts bytes in place; `false` if they are not the sealed ones, and then they are garbage.
+    /// Decrypts bytes in place. `false` if they are not the sealed bytes; they are garbage then.
     pub(crate) fn open(&self, identity: Identity, bytes: &mut [u8], tag: Tag) -> bool {
         let (nonce, bound) = (identity.nonce(), identity.bound());
         self.key.open_in_place_separate_tag(nonce, bound, tag.into(), bytes, 0..).is_ok()

@@ -1,13 +1,15 @@
 //! The use of each segment of the backing.
 //!
-//! A segment is written once, whole, and then only loses records; or it is given out slot by slot,
-//! for pages written through. The count of its live bytes tells when it is free again, and which
-//! segment is cheapest to clean: its live records are copied into another. This is a log, cleaned
-//! greedily. With a fifth of the space free, three quarters of a segment are copied for each
-//! segment won. It is less where neighbours die together, as the records of one program do.
+//! A segment is written once, whole, and then only loses records. Or it is given out slot by slot,
+//! for pages written through. The count of live bytes tells when a segment is free again, and which
+//! segment is cheapest to clean. Cleaning copies a segment's live records into another. This is a
+//! log, cleaned greedily. With a fifth of the space free, cleaning copies three quarters of a
+//! segment for each segment won. It copies less where neighbours die together, as the records of
+//! one program do.
 //!
-//! A segment is one word: its use and its live bytes change together. So exactly one thread sees
-//! the last record of a written segment die, and gives the segment back. `outline` has the sums.
+//! One word has a segment's use and its live bytes, so they change together. Exactly one thread
+//! thus sees the last record of a written segment die, and gives the segment back. `outline` has
+//! the sums.
 
 use super::Backing;
 use super::outline::{Outline, Sum};
@@ -23,7 +25,7 @@ use std::sync::Arc;
 pub(crate) enum Use {
     /// It is empty.
     Free = 0,
-    /// Taken, and being filled or written. It is neither taken nor cleaned.
+    /// Taken, and being filled or written. No thread takes or cleans it.
     Open = 1,
     /// Written. It becomes free when none of its records is live.
     Written = 2,
@@ -83,7 +85,7 @@ impl Segments {
         Self { backing: Some(backing.clone()), ..self }
     }
 
-    /// In memory that outlives the process: free, or as the process before has left them.
+    /// In memory that outlives the process: free, or as the previous process left them.
     #[cfg(not(feature = "shuttle"))]
     pub(super) fn durable(durable: &Arc<Durable>) -> Self {
         Self::of(durable.segments())
@@ -94,8 +96,8 @@ impl Segments {
         unreachable!("the model checker has no memory that outlives it")
     }
 
-    /// Takes the segments over; no record is known to be live yet. A segment that was being written
-    /// stays so: a write may still be under way.
+    /// Takes the segments over; no record is known to be live yet. An open segment stays open: a
+    /// write may still be under way.
     pub(super) fn adopt(&self) {
         for segment in self.all() {
             let was = self.state(segment);
@@ -156,7 +158,7 @@ impl Segments {
         self.claim_dead(segment)
     }
 
-    /// True if the caller is the one to give back a written segment without live records.
+    /// Claims a written segment without live records; `true` if the caller must give it back.
     fn claim_dead(&self, segment: Segment) -> bool {
         let claim = |was: Use| {
             let (dead, claimed) = (was.word(0), Use::Open.word(0));
@@ -175,8 +177,8 @@ impl Segments {
         self.outline.note(segment);
     }
 
-    /// Notes that `bytes` are no longer referred to; `true` if they were the last of a written
-    /// segment, which the caller gives back.
+    /// Notes that no entry refers to `bytes` any more. `true` if a written segment has no other
+    /// live bytes: then the caller gives it back.
     pub(crate) fn remove(&self, segment: Segment, bytes: usize) -> bool {
         let before = self.word(segment).fetch_sub(bytes as u32, SeqCst);
         self.outline.note(segment);

@@ -5,8 +5,8 @@ use crate::ids::Place;
 /// Bytes of a segment: large enough that a disk spends its time writing rather than seeking.
 pub const SEGMENT_BYTES: usize = 256 << 10;
 
-/// Bytes of a segment that records may take. As a value in a store that allocates by jemalloc, 256
-/// bytes more would take the next size class: 327 736 bytes instead of 262 200.
+/// Bytes of a segment that records may take. In a remote store that uses jemalloc, a value with 256
+/// bytes more would need the next size class: 327 736 bytes instead of 262 200.
 pub const SEGMENT_PAYLOAD_BYTES: usize = SEGMENT_BYTES - 256;
 
 /// Bytes of a slot: a page.
@@ -15,7 +15,8 @@ pub(crate) const SLOT_BYTES: usize = 4096;
 pub(crate) const CLUSTER_SEGMENTS: usize = 8;
 /// Bytes of a cluster.
 pub(crate) const CLUSTER_BYTES: usize = CLUSTER_SEGMENTS * SEGMENT_BYTES;
-/// Slots that caches take and give back at once: one word of a cluster's bits, or one segment.
+/// Slots that a CPU's cache takes or gives back together: one word of a cluster's bits, or one
+/// segment.
 pub(super) const BATCH: usize = u64::BITS as usize;
 
 /// Slots in a cluster.

@@ -20,7 +20,7 @@ pub(super) struct ClusterTable {
     /// Where pages are sealed, two words for each slot, in memory that outlives the process if
     /// there is any.
     tags: Values<TagWord>,
-    /// The number of its tags there.
+    /// The number of these tags in that memory.
     pub(super) number: u32,
 }
 
@@ -60,8 +60,7 @@ impl ClusterTable {
 /// Makes and frees tables.
 pub(super) struct Tables {
     is_sealed: bool,
-    /// In memory that outlives the process: the tags of each cluster. Beside it, numbers that were
-    /// given back, and the one below which all were used.
+    /// Memory that outlives the process, and in it the number of each cluster's tags, plus one.
     durable: Option<(Arc<Durable>, Values<DurableAtomic<AtomicU32>>)>,
     unused: Mutex<UnusedTags>,
 }
@@ -69,6 +68,7 @@ pub(super) struct Tables {
 #[derive(Default)]
 struct UnusedTags {
     given_back: Vec<u32>,
+    /// All numbers below this one were used.
     used: u32,
 }
 
@@ -123,8 +123,8 @@ impl Tables {
         CLUSTER_SLOTS * of_slot
     }
 
-    /// The table of a cluster that had one in the process before, with its tags and no owners yet.
-    /// Errors: no memory, or the tags are lost.
+    /// The table of a cluster that had one in the previous process, with its tags and no owners
+    /// yet. Errors: no memory, or the tags are lost.
     pub(super) fn retake(&self, cluster: u32) -> io::Result<ClusterTable> {
         let Some((durable, homes)) = &self.durable else { return self.make() };
         let number = homes[cluster as usize].load(Acquire).checked_sub(1);
@@ -134,7 +134,7 @@ impl Tables {
         }
     }
 
-    /// Frees all tags but these.
+    /// Frees all tags that are not in `used`.
     pub(super) fn recover(&self, used: &[u32]) {
         let Some((durable, homes)) = &self.durable else { return };
         let mut unused = lock(&self.unused);
@@ -147,8 +147,8 @@ impl Tables {
     }
 }
 
-/// The numbers below `end` that are not among `used`, those in a row together: the kernel is asked
-/// once for each row, however large the backing is.
+/// The numbers below `end` that are not among `used`, as ranges: the kernel is called once for each
+/// range, however large the backing is.
 fn gaps(used: &[u32], end: usize) -> Vec<Range<usize>> {
     let mut used: Vec<_> = used.iter().map(|number| *number as usize).collect();
     used.sort_unstable();

@@ -3,22 +3,23 @@
 //! | | bytes | |
 //! |---|---|---|
 //! | slot | 4 KiB | for a page written through |
-//! | segment | 64 slots | filled and written at once by writeback |
-//! | cluster | 8 segments | a lock, a bit for each slot; discarded at once |
+//! | segment | 64 slots | filled and written whole by writeback |
+//! | cluster | 8 segments | a lock, a bit for each slot; discarded whole |
 //!
-//! A *batch* is 64 slots. A segment is one batch. Single slots move between clusters and a cache of
-//! each CPU by batches. Each CPU works in a cluster of its own while there are free ones. The range
-//! index has the clusters in use as taken ranges. For clusters in use, bits tell which have free
-//! space.
+//! A *batch* is 64 slots. A segment is one batch. Each CPU has a cache of single slots, which come
+//! from clusters and go back to them by batches. Each CPU works in a cluster of its own while there
+//! are free clusters. The range index has the clusters in use as taken ranges. For clusters in use,
+//! bits tell which have free space.
 //!
-//! **Space.** `free_segments` counts wholly free segments. A thread that takes one first decrements
-//! the count, so that it will find one. Slots in a CPU's cache are not free for other CPUs. The
-//! caches are drained where no other slot is left, so that "none" means none anywhere. A cache is
-//! also drained when it was not used between two calls of the maintaining thread, as on a CPU that
-//! is gone.
+//! **Space.** `free_segments` counts wholly free segments. A thread that takes a segment first
+//! decrements the count, so that it always finds one. Slots in a CPU's cache are not free for other
+//! CPUs. A thread that finds no other slot drains the caches, so that "none" means none anywhere.
+//! The maintaining thread drains a cache that was not used since its last call, as on a CPU that is
+//! gone.
 //!
-//! **Tables.** A page written through fills its slot. So its owner and, where pages are sealed, its
-//! tag are in a table of the cluster. A cluster has a table while any of its segments is broken up.
+//! **Tables.** A page written through fills its slot. Its owner, and its tag if pages are sealed,
+//! are therefore in a table of the cluster. A cluster has a table while any of its segments is
+//! broken up.
 //!
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
 //! cluster's lock and are read without it.
@@ -55,7 +56,7 @@ struct Cluster {
     used: [u64; CLUSTER_SEGMENTS],
     /// Segments that are given out slot by slot.
     broken: u8,
-    /// True if it is taken from the range index: its free slots may be given out.
+    /// True if the cluster is taken in the range index: its free slots may be given out.
     in_use: bool,
     /// For pages written through.
     table: Option<ClusterTable>,
@@ -67,10 +68,10 @@ impl Cluster {
     }
 }
 
-/// Tables of 2 or 10 KiB that are kept ready, if clusters have none: for 16 MiB written through
+/// Tables of 2 or 10 KiB that are kept ready while clusters lack some: for 16 MiB written through
 /// between two calls of the maintaining thread.
 const TABLES_READY: usize = 8;
-/// Most tables that are kept until its next call, when they come back.
+/// Most unused tables that are kept until the maintaining thread's next call.
 const TABLES_MAX: usize = 8 * TABLES_READY;
 
 /// Number of sets that order clusters by the fill of their emptiest broken-up segment.
@@ -78,15 +79,15 @@ const FILLS: usize = 8;
 
 /// The slots of a CPU.
 struct SlotCache {
-    /// The cluster to take from, if it has taken from one lately.
+    /// The cluster to take slots from, if any was used lately.
     current: Option<u32>,
-    /// Taken and not yet given out; the next one is the last.
+    /// Slots that are taken and not yet given out; the last is given out next.
     slots: Vec<Slot>,
-    /// Given back and not yet free.
+    /// Slots that were given back and are not yet free.
     returned: Vec<Slot>,
     /// Memory for the range index, so that taking a cluster allocates nothing.
     preload: Preload,
-    /// True if it was used since the maintaining thread's last call.
+    /// True if this cache was used since the maintaining thread's last call.
     touched: bool,
 }
 
@@ -102,7 +103,7 @@ pub(crate) struct Slots {
     with_segments: Bits,
     /// Clusters in use with a free slot in a segment that is broken up.
     with_slots: Bits,
-    /// The same, by the number of taken slots in its emptiest such segment.
+    /// The same clusters, by the number of taken slots in the emptiest such segment.
     by_fill: [Bits; FILLS],
     /// Clusters in use without a taken slot.
     empty: Bits,
@@ -114,7 +115,7 @@ pub(crate) struct Slots {
     spare_tables: Mutex<Vec<ClusterTable>>,
     tables_made: AtomicU32,
     tables: Tables,
-    /// Slots that a cache takes or gives back at once.
+    /// Slots that a cache takes or gives back together.
     batch: usize,
 }
 
@@ -166,7 +167,7 @@ impl Slots {
         self.free_segments.load(Acquire) as usize <= RESERVED
     }
 
-    /// True if a page there was written through: it has a slot of its own, and no header.
+    /// True if the page at `place` was written through: it has a slot of its own, and no header.
     pub(crate) fn is_single(&self, place: Place) -> bool {
         self.segments.state(Segment::of(place)) == Use::Singles
     }
@@ -197,7 +198,7 @@ impl Slots {
         lock(&self.clusters[number]).table().owner(at)
     }
 
-    /// Notes the owner of the page that the caller writes to its slot, and its tag where it is
+    /// Notes the owner of the page that the caller writes to `slot`, and the page's tag if it is
     /// sealed.
     pub(crate) fn note_page(&self, slot: Slot, owner: SwapEntry, tag: Option<Tag>) {
         let (number, at) = table_home(slot);
@@ -226,7 +227,7 @@ impl Slots {
     /// True if `live` bytes of records, packed as tightly as possible, would leave more than the
     /// reserved segments free.
     pub(crate) fn cleaning_can_win(&self, live: u64) -> bool {
-        // One for slots given out singly, one to be won.
+        // One segment for single slots, and one to be won.
         let usable = self.segments.count().saturating_sub(RESERVED + 2) as u64;
         live <= usable * (SEGMENT_BYTES - RECORD_BYTES_MAX) as u64
     }
@@ -335,7 +336,7 @@ impl Slots {
         self.segments.bytes() + clusters + bits + self.taken.bytes() + tables
     }
 
-    /// Takes `count` segments from the count, if more than `reserved` stay.
+    /// Decrements the count of free segments by `count`, if at least `reserved` stay.
     fn claim(&self, count: usize, reserved: usize) -> bool {
         let claim = |free: u32| {
             let left = (free as usize).checked_sub(count)?;
@@ -344,7 +345,7 @@ impl Slots {
         self.free_segments.fetch_update(AcqRel, Acquire, claim).is_ok()
     }
 
-    /// A free segment, which the caller has already taken from the count. `None` only where a
+    /// Takes a free segment, for which the caller has decremented the count. `None` only if a
     /// cluster must be taken and the range index has no memory ready: the next call of
     /// [`Self::provision`] makes some.
     fn take_claimed(&self, cache: &mut SlotCache) -> Option<Segment> {
@@ -367,13 +368,13 @@ impl Slots {
                 self.free_segments.fetch_add(1, AcqRel);
                 return None;
             }
-            // Other threads took the segments here; the one counted for this call is elsewhere.
+            // Other threads took the segments here; the segment counted for this call is elsewhere.
             backoff.wait();
         }
     }
 
-    /// Takes a free cluster, if there is one, and makes it the current one. `false` if there may be
-    /// one and no memory is ready for taking it.
+    /// Makes a free cluster the current one, if there is any. `false` if there may be one, but no
+    /// memory is ready for taking it.
     fn take_cluster(&self, cache: &mut SlotCache) -> bool {
         if self.untaken.load(Acquire) == 0 {
             return true;
@@ -490,7 +491,7 @@ impl Slots {
         slots.clear();
     }
 
-    /// Clears bits of a broken-up segment; without any bit it is a free segment again.
+    /// Clears bits of a broken-up segment; a segment without bits is free again.
     fn clear(&self, cluster: &mut Cluster, segment: Segment, bits: u64) {
         let (_, word) = home(segment);
         let taken = cluster.used[word] & bits == bits && cluster.broken & 1 << word != 0;
@@ -534,7 +535,7 @@ impl Slots {
     }
 }
 
-/// The clusters of a set, from one on and then from the first.
+/// The clusters of a set, from `from` on and then from the first.
 fn numbers(bits: &Bits, from: u32) -> impl Iterator<Item = u32> {
     bits.from(from as usize).map(|number| number as u32)
 }

@@ -20,7 +20,7 @@ use crate::pool::Header;
 use crate::scratch::Scratch;
 use crate::unit::Units;
 
-/// A page as copied out from under its entry's lock.
+/// The data of a page, copied while its entry was locked.
 pub(crate) enum Fetched<'a> {
     Absent,
     Filled(Pattern),
@@ -30,7 +30,7 @@ pub(crate) enum Fetched<'a> {
         form: Form,
         checksum: u32,
     },
-    /// A page of a unit, whose needed part is in `scratch`.
+    /// A page of a unit; `scratch` has the part of the unit that the page needs.
     Member {
         scratch: Here<'a, Scratch>,
         bytes: usize,
@@ -53,7 +53,7 @@ pub(crate) fn verify(
 }
 
 impl Cache {
-    /// Copies out everything that a locked entry refers to; it may be unlocked then.
+    /// Copies out everything that a locked entry refers to. The caller may then unlock the entry.
     pub(crate) fn fetch(
         &self,
         key: SwapEntry,
@@ -106,7 +106,7 @@ impl Cache {
         Ok(Fetched::Member { scratch, bytes: needed, position: member.position, checksum })
     }
 
-    /// Copies out a piece of a unit; its bytes, or `None` when it is absent or too long.
+    /// Copies out a piece of a unit. Returns its length, or `None` if it is absent or too long.
     pub(crate) fn fetch_piece(
         &self,
         piece: SwapEntry,

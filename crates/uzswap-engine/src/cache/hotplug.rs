@@ -1,15 +1,15 @@
 //! CPUs that come and go.
 //!
-//! The state of each CPU is brought up by an array of steps, from the first to the last, and taken
-//! down from the last to the first. One number tells how many of the CPU's states are up. A state
-//! that cannot be started or stopped leaves the CPU where it was.
+//! An array has the states of a CPU. They are started from the first to the last, and stopped from
+//! the last to the first. For each CPU, one number tells how many states are up. If a state cannot
+//! be started or stopped, the CPU goes back to the number that it had.
 //!
 //! ```text
 //! offline → codecs → slots → buffer → … states of the front end … → online
 //! ```
 //!
-//! Pages belong to no CPU: one that goes leaves none behind, and its slots of the backing become
-//! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so none waits for this.
+//! Pages belong to no CPU: a CPU that goes leaves none behind, and its slots of the backing become
+//! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so no thread waits for this.
 
 use super::Cache;
 use crate::error::CpuError;
@@ -49,7 +49,7 @@ pub fn cpu_states() -> Vec<(&'static str, StateDoc)> {
     states().iter().map(|state| (state.name, state.doc)).collect()
 }
 
-/// No state is up, and all are.
+/// The names for no state up, and for all states up.
 const OFFLINE: &str = "offline";
 const ONLINE: &str = "online";
 
@@ -124,7 +124,7 @@ impl Cpus {
         }
     }
 
-    /// The number of states that are up in this one.
+    /// The number of states that are up when `name` is the last.
     fn level(&self, name: &str) -> Option<usize> {
         match name {
             OFFLINE => Some(0),
@@ -145,7 +145,7 @@ impl Cpus {
         self.reached[cpu] == self.states.len()
     }
 
-    /// Brings a CPU to a level; after an error it has its old one.
+    /// Brings a CPU to a level. After an error the CPU has its old level.
     fn set(&mut self, cache: &Cache, cpu: usize, level: usize) -> Result<(), CpuError> {
         let others = (0..self.reached.len()).filter(|other| *other != cpu);
         if level < self.states.len() && !others.into_iter().any(|other| self.is_online(other)) {
@@ -162,7 +162,8 @@ impl Cpus {
         })
     }
 
-    /// One step at a time. An error is that of the state that could not be started or stopped.
+    /// Starts or stops one state at a time. The error is that of the state that could not be
+    /// started or stopped.
     fn walk(
         &mut self,
         cache: &Cache,
@@ -200,10 +201,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Brings up the CPUs that the process may use since the last call, takes down those that it
-    /// may not use any more, and leaves all others. It returns the first error; the other CPUs are
-    /// right, and the next call tries again. `allowed` is the set of a thread that may run wherever
-    /// storing and loading threads may.
+    /// Brings up the CPUs that the process may use now and could not at the last call. Takes down
+    /// the CPUs that it may no longer use, and leaves all others. After an error it goes on with
+    /// the other CPUs, returns the first error, and the next call tries again. `allowed` is the set
+    /// of a thread that may run wherever threads store and load.
     pub fn follow_cpus(&self, allowed: &CpuSet) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         let before = &cpus.allowed;
@@ -222,8 +223,8 @@ impl Cache {
         outcome
     }
 
-    /// Brings a CPU to a state: `offline`, `online`, or one between. It stays there until the
-    /// process may no longer use it, or may use it again.
+    /// Brings a CPU to a state: `offline`, `online`, or one between. The CPU stays in that state
+    /// until the process may no longer use it, or may use it again.
     pub fn set_cpu(&self, cpu: usize, state: &str) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         if cpu >= cpus.reached.len() {
@@ -252,8 +253,8 @@ impl Cache {
         std::iter::once(OFFLINE).chain(own).chain([ONLINE]).collect()
     }
 
-    /// Adds a state after all others, and starts it for the CPUs that are online. After an error it
-    /// is not added.
+    /// Adds a state after all others, and starts it for the CPUs that are online. After an error
+    /// the state is not added.
     pub fn add_cpu_state(&self, state: CpuState) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         let online: Vec<_> = (0..cpus.reached.len()).filter(|cpu| cpus.is_online(*cpu)).collect();
@@ -262,7 +263,7 @@ impl Cache {
         for (done, cpu) in online.iter().enumerate() {
             if let Err(error) = cpus.change(self, *cpu, level) {
                 for cpu in &online[..done] {
-                    // The first error is returned.
+                    // The caller gets the first error instead.
                     let _ = cpus.change(self, *cpu, level - 1);
                 }
                 cpus.states.pop();
@@ -280,7 +281,7 @@ impl Cache {
 
     /// Makes contexts like those of other CPUs.
     fn start_codecs(&self, cpu: usize) -> io::Result<()> {
-        // Locked, so that no unit is begun meanwhile that the new contexts could not read.
+        // The lock keeps a thread from beginning a unit that the new contexts could not read.
         let held = self.recompression.lock();
         let has_units = self.scratch.iter().any(|scratch| scratch.has_unit());
         self.scratch.start(cpu, || {
@@ -293,7 +294,7 @@ impl Cache {
             Ok::<_, io::Error>(made)
         })?;
         drop(held);
-        // The dictionary, and an algorithm that was set meanwhile.
+        // For the dictionary, and for an algorithm that was set meanwhile.
         self.apply_attributes();
         Ok(())
     }

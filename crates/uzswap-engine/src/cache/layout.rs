@@ -13,9 +13,8 @@
 //! | frames of trunks | 64 KiB |
 //! | sections | 2 MiB |
 //!
-//! Each trunk has a home, the frame with its number, and is mostly there. So the processor can
-//! fetch an entry before it has read the directory. The directory of a terabyte fits in no cache
-//! either.
+//! Each trunk has a home, the frame with the trunk's number, and is mostly there. The processor can
+//! thus fetch an entry before it has read the directory, which for a terabyte fits in no cache.
 
 use crate::backing::seal::Tag;
 use crate::backing::shape::{CLUSTER_BYTES, CLUSTER_SLOTS, SEGMENT_BYTES};
@@ -28,7 +27,7 @@ use crate::pool::{SECTION_BYTES, Zspage};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// "uzswap" and the version of this layout. A change of any type that lies there, or of an entry's
+/// "uzswap" and the version of this layout. A change of any type in this memory, or of an entry's
 /// word, needs another version.
 const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x02");
 
@@ -51,8 +50,8 @@ const DESCRIPTORS_BYTES: usize = Zspage::CHUNK * size_of::<Zspage>();
 const _: () = assert!(DESCRIPTORS_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(TAGS_BYTES.is_multiple_of(PAGE_BYTES));
 
-/// The numbers that determine the place of everything. A cache is taken over only with the same
-/// ones.
+/// The numbers that determine the place of everything. A cache can be taken over only if they are
+/// the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Keys of the index.
@@ -118,7 +117,7 @@ impl Shape {
 mod tests {
     use super::*;
 
-    /// Another place of any part needs another version in [`MAGIC`].
+    /// If a part moves, [`MAGIC`] needs another version.
     #[test]
     fn every_part_is_where_version_2_has_it() {
         let shape =

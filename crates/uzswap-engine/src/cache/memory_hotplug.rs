@@ -1,9 +1,10 @@
-//! Memory of the pool that is added and removed while it is used.
+//! Adds memory to the pool, and removes memory, while the pool is in use.
 //!
 //! The pool lies in sections of 2 MiB. [`SectionState`] has the table of their states. Every
-//! section can be emptied: nothing refers to an object by its address, so it may move while its
-//! entry is not locked. Its objects move to other sections. Where those are full, the oldest pages
-//! go to the backing first. An object that stays leaves the section online, and the error names it.
+//! section can be emptied: nothing refers to an object by its address, so an object may move while
+//! its entry is not locked. The objects move to other sections. If those are full, the oldest pages
+//! go to the backing first. If an object cannot move, the section stays online, and the error names
+//! the object.
 //!
 //! The pool's size follows the machine: see [`Cache::follow_memory`].
 
@@ -13,12 +14,12 @@ use crate::ids::SwapEntry;
 use crate::pool::{Left, Refused, SECTION_BYTES, SectionState, Stuck};
 use crate::sync::Backoff;
 
-/// Attempts for objects in use, each after a longer pause, before their section stays: some 0.1 s.
-/// A read of the backing, during which an entry is locked, takes a part of that.
+/// Attempts to move objects in use, each after a longer pause, before their section stays online:
+/// some 0.1 s. A read of the backing, during which an entry is locked, takes less.
 const TRIES: u32 = 1000;
 
-/// Sections that may be added for one that goes. Its zspages, which objects of other classes cannot
-/// fill, need up to two, and stores need one meanwhile.
+/// Sections that may be added for a section that goes. Its objects need up to two, because those of
+/// one class cannot fill the zspages of another. Stores need one meanwhile.
 const GROWS: u32 = 3;
 
 impl Cache {
@@ -57,9 +58,9 @@ impl Cache {
         self.pool.node_of_section(section)
     }
 
-    /// Brings a node to a state: `offline` empties its sections and keeps it from getting others;
-    /// `online` undoes that. After an error the sections that were not emptied yet stay, and the
-    /// node stays online.
+    /// Brings a node to a state: `offline` empties the node's sections and lets the pool add no
+    /// others there; `online` lets it. After an error the sections that were not emptied yet stay,
+    /// and the node stays online.
     pub fn set_node(&self, node: usize, state: &str) -> Result<(), SectionError> {
         let last = self.pool.nodes_count() - 1;
         if node > last {
@@ -81,7 +82,7 @@ impl Cache {
         while let Some(section) = self.section_on(node) {
             match self.empty_by_all_means(section, SectionState::Absent) {
                 Ok(()) => {}
-                // The maintaining thread is making it or giving it back.
+                // The maintaining thread is making the section or giving it back.
                 Err(SectionError::Standing { .. }) if tries < TRIES => {
                     tries += 1;
                     backoff.wait();
@@ -100,9 +101,9 @@ impl Cache {
         sections.into_iter().find(|number| self.pool.node_of_section(*number) == node)
     }
 
-    /// Empties sections on nodes that have no memory any more. The kernel has moved their pages to
-    /// other nodes, or had not taken the memory off line. Their objects move to sections whose node
-    /// is known. Returns the first error.
+    /// Empties sections on nodes that have no memory any more. The kernel has moved the pages of
+    /// these sections to other nodes: otherwise it could not have taken the node's memory off line.
+    /// The objects move to sections whose node is known. Returns the first error.
     pub fn follow_nodes(&self) -> Result<(), SectionError> {
         let Some(with_memory) = self.pool.nodes_with_memory() else { return Ok(()) };
         let mut outcome = Ok(());
@@ -110,7 +111,8 @@ impl Cache {
             let has_memory = with_memory.contains(&node);
             if is_open && !has_memory && self.section_on(node).is_some() {
                 outcome = outcome.and(self.set_node(node, "offline"));
-                // It gets none while it has no memory, and some when it has.
+                // The node can get no sections while it has no memory, and may get some when it
+                // has.
                 self.pool.close(node, false);
             }
         }
@@ -147,8 +149,8 @@ impl Cache {
         })
     }
 
-    /// Moves every object of a section to others with space, and gives its memory back until the
-    /// pool needs it again.
+    /// Moves every object of a section to other sections, and gives the section's memory back until
+    /// the pool needs it again.
     pub fn empty_section(&self, section: usize) -> Result<(), SectionError> {
         let last = self.pool.sections_possible() - 1;
         if section > last {
@@ -161,8 +163,8 @@ impl Cache {
         self.vacate(section, SectionState::Absent, |_| false)
     }
 
-    /// Empties a section while `try_again` agrees, given the objects left, and gives its memory
-    /// back.
+    /// Empties a section and gives its memory back. If objects are left, asks `try_again` whether
+    /// to go on.
     fn vacate(
         &self,
         section: usize,
@@ -176,7 +178,8 @@ impl Cache {
             let left = match self.pool.vacate(section, &relocate) {
                 Ok(()) => match self.pool.finish_offline(section, to) {
                     Ok(true) => return Ok(()),
-                    // Taken before it was going offline, and not yet in an entry.
+                    // A thread took space before the section began to go offline, and no entry
+                    // refers to it yet.
                     Ok(false) => Left { stuck: Stuck::New, objects: 1, bytes: SECTION_BYTES },
                     Err(why) => {
                         self.pool.stay_online(section);
@@ -193,7 +196,7 @@ impl Cache {
     }
 
     /// Brings another section on line if stores, which go on meanwhile, would have little memory
-    /// without this one. After an error they wait for the maintaining thread, or are rejected.
+    /// without this one. After an error stores wait for the maintaining thread, or are rejected.
     fn make_ready_besides(&self, section: usize) {
         let is_it = |(number, _): &(usize, usize)| *number == section;
         let Some((_, used)) = self.sections().into_iter().find(is_it) else { return };
@@ -203,8 +206,8 @@ impl Cache {
         }
     }
 
-    /// Writes pages back until so many bytes are free in sections that stay; `false`: no page could
-    /// be written.
+    /// Writes pages back until `bytes` are free in sections that stay; `false`: no page could be
+    /// written.
     fn make_way(&self, bytes: usize) -> bool {
         let before = self.pool.bytes();
         // Gaps between objects of other classes are usable only after compaction, and a write for a
@@ -241,8 +244,8 @@ impl Cache {
         format!("{what} {number}, which {by} holds")
     }
 
-    /// Compacts until free memory beyond the reserve can be given back in whole sections, and gives
-    /// it back; the bytes.
+    /// Empties sections while there is free memory beyond the reserve, and gives them back. Returns
+    /// their bytes.
     pub fn give_sections_back(&self) -> usize {
         let mut given = 0;
         let reserve = self.pool.reserve_of_all(self.reserve.reserve_bytes());
@@ -257,9 +260,8 @@ impl Cache {
         given
     }
 
-    /// Sets the memory of the machine, or the memory that it allows this process;
-    /// `max_pool_percent` refers to it. A pool above its limit is written back, as after any change
-    /// of its limit.
+    /// Sets the memory of the machine, or of this process if it is allowed less; `max_pool_percent`
+    /// refers to this memory. The surplus of a pool above its new limit is written back.
     pub fn follow_memory(&self, ram_bytes: u64) {
         if self.attributes.set_ram_bytes(ram_bytes) {
             self.pool.set_limit(self.attributes.pool_bytes_max() as usize);

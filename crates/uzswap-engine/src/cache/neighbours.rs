@@ -11,8 +11,9 @@
 //! a page that would overwrite the next record. Nothing is allocated.
 //!
 //! The entries of a run are locked during the read, so its records can neither be cleaned away nor
-//! overwritten. They are only tried, because no thread waits for an entry while it holds another.
-//! Any fault ends the run before its page, which is then loaded by itself and reports the reason.
+//! overwritten. The thread does not wait for these locks, because no thread waits for an entry
+//! while it holds another. The run ends before a page that cannot be locked or decoded. That page
+//! is then loaded by itself, and this load reports the reason.
 
 use super::fetch::verify;
 use super::{Cache, Load};
@@ -26,7 +27,7 @@ use crate::page::{PAGE_BYTES, Page};
 /// Most pages of a run: as many as a front end asks for at a time.
 const PAGES_MAX: usize = 64;
 
-/// Bytes between two records that are read along: another request would take a device longer.
+/// Most bytes between two records that one read covers: a second request would take longer.
 const GAP_MAX: u64 = 32 << 10;
 
 /// Neighbours with their entries locked, and the byte range of their records on the backing.
@@ -40,8 +41,8 @@ struct LockedNeighbours<'a> {
 }
 
 impl Cache {
-    /// Loads many neighbouring pages, from `first` on. Each outcome is passed to `loaded` with its
-    /// offset from `first`; an error of `loaded` ends the call.
+    /// Loads many neighbouring pages, from `first` on. Each outcome is passed to `loaded` with the
+    /// page's offset from `first`; an error of `loaded` ends the call.
     pub fn load_many<E>(
         &self,
         first: SwapEntry,
@@ -65,8 +66,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Loads as many pages from `first` on as one read of the backing can; the others may be
-    /// overwritten. 0: there is no such run.
+    /// Loads as many pages from `first` on as one read of the backing can, and returns their
+    /// number; 0 if there is no such run. The other `pages` may be overwritten.
     fn load_run(&self, first: SwapEntry, pages: &mut [Page]) -> usize {
         let view = self.index.view();
         let is_placed = |key| matches!(view.peek(key).state(), State::Placed(_));
@@ -105,7 +106,7 @@ impl Cache {
     }
 
     /// Decodes the pages of a run from their records, which are at `place` in the memory of the
-    /// pages. Returns the number of pages before the first one that is not right.
+    /// pages. Returns the number of pages before the first that does not verify.
     fn decode_run(
         &self,
         first: SwapEntry,
@@ -119,8 +120,8 @@ impl Cache {
             let record = &mut pages.as_flattened_mut()[place(extent)..][..end];
             let owner = SwapEntry(first.0 + page as u32);
             let held = self.open_read(owner, extent, proof, record);
-            // Only now: once the entry is unlocked, its place may become another kind of segment,
-            // whose records have other lengths.
+            // Not earlier: once the entry is unlocked, the segment may get another use, in which
+            // records have other lengths.
             run.unlock(page);
             let Ok(held) = held else { return page };
             let (bytes, checksum) = (held.object.len(), held.checksum);
@@ -153,8 +154,8 @@ impl<'a> LockedNeighbours<'a> {
         Self { entries, count: 0, start: 0, end: 0, is_single: false }
     }
 
-    /// Adds the next record. `false` where it does not follow, or where more than `most` bytes in
-    /// whole blocks would have to be read.
+    /// Adds the next record. `false` if it does not follow the others, or if more than `most` bytes
+    /// in whole blocks would have to be read.
     fn take_in(&mut self, record: Ends, locked: LockedEntry<'a>, block: u64, most: usize) -> bool {
         let Ends { start, end, is_single } = record;
         if self.count == 0 {

@@ -73,7 +73,7 @@ impl Cache {
         OpenRecord { object: &record[header..][..extent.form.bytes.into()], checksum }
     }
 
-    /// The content of a record, decrypted in place, or the reason why it is not the one that was
+    /// The content of a record, decrypted in place, or the reason why it is not the record that was
     /// written. Its entry is locked.
     pub(crate) fn open_read<'a>(
         &self,

@@ -1,11 +1,11 @@
 //! Limits of the pool, hysteresis, reserves and compaction.
 //!
-//! The engine starts no thread. A front end has one that calls [`Cache::maintain`] whenever
-//! [`Cache::wait_for_work`] returns: it does work ahead of need so that stores do not wait for it.
-//! On a machine with several nodes there may be one more thread for each node, which calls
-//! [`Cache::maintain_node`] and waits for nothing else. A store that finds the pool at its limit
-//! makes room itself. It writes back the oldest pages first, so that the pool never has older pages
-//! than the backing.
+//! The engine starts no thread. A front end has a maintaining thread, which calls
+//! [`Cache::maintain`] whenever [`Cache::wait_for_work`] returns. This thread works ahead of need
+//! so that stores do not wait. On a machine with several nodes there may be one more thread for
+//! each node, which calls [`Cache::maintain_node`] and waits for nothing else. A store that finds
+//! the pool at its limit makes room itself. It writes back the oldest pages first, so that the pool
+//! never has older pages than the backing.
 
 use super::{Cache, Reject};
 use crate::backing::slots::Slots;
@@ -16,21 +16,22 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 /// Free memory on each node, already faulted in, so that stores need none from the kernel. It is a
-/// MiB for each of its `cpus`, and two at least: CPUs fill that with objects in the few
-/// milliseconds that bringing a section on line takes. It is a 32nd of the pool at most, but not
-/// less than the 64 incompressible pages that a region stores at a time.
+/// MiB for each of the node's `cpus`, and two at least. CPUs fill it with objects in the few
+/// milliseconds that it takes to bring a section on line. It is at most a 32nd of the pool, but at
+/// least the 64 incompressible pages that a region stores at a time.
 fn reserve_bytes(pool_bytes_max: u64, cpus: usize) -> usize {
     (pool_bytes_max / 32).clamp(256 << 10, (cpus.max(2) as u64) << 20) as usize
 }
 
-/// Checks that a store makes for the maintaining thread's work, each after a longer pause, before
-/// it fails: some 0.4 s. A section of the pool takes a millisecond, but the thread may wait for a
-/// CPU: with ten busy programs on two, 10 ms were not enough. Where the machine has no memory, or
-/// there is no such thread, no store waits.
+/// Checks that a store makes for memory from the maintaining thread, each after a longer pause,
+/// before the store fails: some 0.4 s. The thread makes a section of the pool in a millisecond, but
+/// may wait for a CPU: with ten busy programs on two CPUs, 10 ms were not enough. If the machine
+/// has no memory, or there is no maintaining thread, no store waits.
 const LOOKS: u32 = 4000;
 
-/// Checks for memory on the caller's node, where other nodes have some: some 10 ms. A thread that
-/// runs at once makes a section in one. A remote page costs less than a longer wait.
+/// Checks for memory on the caller's node, while other nodes have some: some 10 ms. A maintaining
+/// thread that need not wait for a CPU makes a section in 1 ms. A remote page costs less than a
+/// longer wait.
 const NODE_LOOKS: u32 = 170;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
@@ -106,10 +107,10 @@ impl Reserve {
 /// Wakes the maintaining thread.
 struct Doorbell {
     rung: AtomicBool,
-    /// A thread has waited for it, so there is a maintaining thread.
+    /// A thread has waited for the bell, so there is a maintaining thread.
     attended: AtomicBool,
-    // The standard library's, because a condition variable needs it. No simulated thread switches
-    // while it is held.
+    // The standard library's lock, because the condition variable needs it. No simulated thread
+    // loses its turn while it holds this lock.
     lock: std::sync::Mutex<()>,
     #[cfg(not(feature = "shuttle"))]
     condition: std::sync::Condvar,
@@ -128,11 +129,12 @@ impl Doorbell {
         }
     }
 
-    /// Costs a fence and a load when it is rung already.
+    /// Costs a fence and a load if the bell is already rung.
     fn ring(&self) {
-        // Pairs with the one in `wait`: a thread that finds it rung has its change seen by the
-        // thread that takes the ring. Without them a processor could look here before the change
-        // is visible, and the maintaining thread sleep through its interval with work to do.
+        // Pairs with the fence in `wait`: if this thread finds the bell rung, the thread that takes
+        // the ring sees this thread's change. Without the fences, a processor could read `rung`
+        // before the change is visible, and the maintaining thread would sleep for its interval in
+        // spite of work.
         fence(SeqCst);
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
             let _held = self.lock.lock().expect(Self::UNPOISONED);
@@ -201,7 +203,7 @@ impl Cache {
     /// threshold, compacts, trains a dictionary when it is time, and gives free memory back.
     /// Errors: no memory for the reserve (stores use it up, then write back or are rejected).
     pub fn maintain(&self) -> io::Result<()> {
-        // In this order: the backing says it once.
+        // In this order, because the backing reports its recovery only once.
         if self.writeback.has_failed() && self.backing.has_recovered() {
             self.resume_writeback();
         }
@@ -210,7 +212,7 @@ impl Cache {
         self.pool
             .give_back(self.reserve.reserve_bytes(), |node| !self.reserve.has_own_maintainer(node));
         self.slots.drain_idle();
-        // A device that cannot be told is treated as if every block were in use.
+        // If a discard fails, the device takes these blocks for blocks in use.
         self.slots.discard_empty(|offset, bytes| drop(self.backing.discard(offset, bytes)));
         self.index.reclaim();
         provisioned
@@ -221,7 +223,7 @@ impl Cache {
     pub fn prepare(&self) -> io::Result<()> {
         let provisioned = self.provision();
         let accept = self.attributes.pool_bytes_accept() as usize;
-        // The failure is noted, and the next call meets it again.
+        // Writeback notes a failure, and the next call meets it again.
         self.write_back_to(accept, || drop(self.provision()));
         self.compact();
         provisioned
@@ -231,14 +233,14 @@ impl Cache {
     /// freed. For times when the machine needs memory.
     pub fn shrink(&self, bytes: usize) -> usize {
         let before = self.pool.mapped_bytes();
-        // No new memory for the pool, which shrinks.
+        // `top_up` makes no memory for the pool, which is to shrink.
         self.write_back_to(self.pool.bytes().saturating_sub(bytes), || self.slots.provision());
         self.compact();
         self.pool.give_back(self.reserve.reserve_bytes(), |_| true);
         before.saturating_sub(self.pool.mapped_bytes())
     }
 
-    /// Bytes for objects in a pool that takes at most `bytes` with its reserve. It grows by
+    /// Bytes for objects in a pool that takes at most `bytes` with its reserve. The pool grows by
     /// sections.
     pub fn pool_bytes_in(&self, bytes: usize) -> usize {
         (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.reserve.reserve_bytes())
@@ -254,15 +256,15 @@ impl Cache {
         self.pool.bytes()
     }
 
-    /// Allocates everything that stores may need next. After an error no store waits for it until a
-    /// later call succeeds.
+    /// Allocates everything that stores may need next. After an error no store waits for memory
+    /// until a later call succeeds.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let provisioned = self.provision_in_turn();
         self.reserve.maintainer.starved.store(provisioned.is_err(), Relaxed);
         provisioned
     }
 
-    /// Comes first: no store works without it.
+    /// The index comes first: no store works without it.
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
@@ -298,8 +300,8 @@ impl Cache {
         still
     }
 
-    /// True while writeback has work, and a pool that was full takes no pages. Both ask here, so
-    /// that the second never waits in vain for the first.
+    /// True while writeback has work, and while a pool that was full takes no pages. Both
+    /// conditions are this one, so that a full pool never waits in vain for writeback.
     fn is_above_threshold(&self) -> bool {
         self.surplus(self.attributes.pool_bytes_accept() as usize) > 0
     }
@@ -318,8 +320,8 @@ impl Cache {
             self.counters.increment(PoolLimitHit);
             self.reserve.maintainer.doorbell.ring();
         }
-        // Frames or descriptors may be short: where one descriptor stood for eight frames, eight
-        // incompressible pages need eight.
+        // Frames or descriptors may be short: one descriptor can stand for eight frames, but eight
+        // incompressible pages need eight descriptors.
         let enough = self.reserve.reserve_bytes() / 4;
         let topped_up = || {
             let is_ready = self.pool.free_bytes() >= enough && self.pool.has_descriptors(enough);
@@ -336,7 +338,8 @@ impl Cache {
             self.compact();
             return Ok(());
         }
-        // The maintaining thread may have filled it while this one waited for the writer's lock.
+        // The maintaining thread may have filled the reserve while this thread waited for the
+        // writer's lock.
         if !at_limit && topped_up().is_some() {
             return Ok(());
         }
@@ -366,7 +369,7 @@ impl Cache {
     }
 
     /// Waits briefly for memory on the node of the caller's processor, when none is ready and more
-    /// is to come. If none comes, no other store waits for it until it does.
+    /// is to come. If none comes, no other store waits until the node has memory again.
     pub(crate) fn wait_for_node(&self) {
         let maintainer = self.reserve.maintainer_of(self.pool.node_here());
         maintainer.doorbell.ring();
@@ -389,8 +392,8 @@ impl Cache {
         look().or_else(|| self.wait_for(look)).flatten()
     }
 
-    /// Writes back the pool's surplus above `bytes`, but no more than the present one: otherwise
-    /// stores could keep this thread here while they wait for its other work.
+    /// Writes back the pool's surplus above `bytes`, but no more than the present surplus:
+    /// otherwise stores could keep this thread here while they wait for its other work.
     pub(crate) fn write_back_to(&self, bytes: usize, top_up: impl Fn()) {
         if !self.writeback_works() || self.pool.bytes() <= bytes {
             return;

@@ -5,10 +5,10 @@
 //!   … sixteen pages → compress as one (stores, loads, invalidates go on) → pieces into the pool:
 //! for each page: lock → still the same entry? → it is in the unit, free the object → unlock
 //! ```
-//! It works like `writeback`. Meanwhile the object answers loads, and the entry has a token. A
-//! newer store or an invalidate removes the token, so the commit does not recognise the entry, and
-//! the page leaves the unit as it enters. A unit that has lost a quarter of its pages is taken
-//! apart the same way: its other pages go into a new unit.
+//! It works like `writeback`. Until the commit, loads read the object, and the entry has a token. A
+//! newer store or an invalidate removes the token. The commit then does not recognise the entry,
+//! and the page leaves the unit again. A unit that has lost a quarter of its pages is taken apart
+//! the same way: its other pages go into a new unit.
 //!
 //! The engine reads no clock: the caller of [`Cache::idle`] passes the time.
 
@@ -28,13 +28,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Units made at a call: some 12 ms, so an eighth of a CPU where a call comes every 100 ms.
+/// Units made in one call: some 12 ms, which is an eighth of a CPU if a call comes every 100 ms.
 const UNITS_A_CALL: usize = 16;
 
 /// With more pages stored and loaded than this since the last call, the cache is in use.
 const BUSY_PAGES: u64 = 64;
 
-/// Samples during the age: a page may lie an eighth longer.
+/// Samples taken in the time of the age. A page may therefore wait an eighth longer.
 const LOOKS: u32 = 8;
 
 /// Marks a token of recompression: a second word that is no place on the backing.
@@ -106,8 +106,8 @@ impl Recompressor {
         Self { looks: VecDeque::new(), used: 0, tokens: 0, work: None }
     }
 
-    /// The number of pages that entered the list since `age` ago, of `listed` in all by now. `None`
-    /// when there is no sample that old.
+    /// The number of pages that entered the list since `age` ago, if `listed` have entered it in
+    /// all. `None` if there is no sample that old.
     fn younger(&mut self, now: Duration, age: Duration, listed: u64) -> Option<u64> {
         if self.looks.back().is_none_or(|(at, _)| now.saturating_sub(*at) >= age / LOOKS) {
             self.looks.push_back((now, listed));
@@ -193,7 +193,7 @@ impl Cache {
             let Some(pages) = self.make_unit(recompressor) else { break };
             made += pages;
             if is_wanted() {
-                break; // Stores need room more.
+                break; // Stores need the room more.
             }
         }
         if let Some(work) = &mut recompressor.work {
@@ -282,7 +282,7 @@ impl Cache {
             let Some((number, unit)) = self.units.sparse(*cursor) else { return };
             match self.take_apart(work, unit) {
                 Some(true) => *cursor = number + 1,
-                Some(false) => {} // The rest goes into the next.
+                Some(false) => {} // The other pages go into the next unit.
                 None => self.units.keep_sparse(unit), // On the backing, or damaged.
             }
         }
@@ -317,7 +317,7 @@ impl Cache {
                 let view = self.index.view();
                 let Some(locked) = view.lock(key) else { continue };
                 if locked.state() != State::Member(member) {
-                    continue; // It left just now.
+                    continue; // The page left just now.
                 }
                 locked.proof() as u32
             };
@@ -332,8 +332,8 @@ impl Cache {
         Some(true)
     }
 
-    /// Makes a unit of the first candidates, or finds that they gain too little; the pages in it.
-    /// Candidates that did not fit stay for the next unit. `None`: the pool is full.
+    /// Makes a unit of the first candidates, or finds that they gain too little. Returns their
+    /// number. Candidates that did not fit stay for the next unit. `None`: the pool is full.
     fn make_unit(&self, recompressor: &mut Recompressor) -> Option<usize> {
         let work = recompressor.work.as_mut()?;
         let keys: [u32; UNIT_PAGES] = std::array::from_fn(|i| work.candidates[i].key.0);
@@ -419,7 +419,8 @@ impl Cache {
     }
 }
 
-/// True if pages gain an eighth as a unit of `bytes`. The rest of a unit always does.
+/// True if pages gain an eighth as a unit of `bytes`. The pages of a unit that was taken apart
+/// always do.
 fn gains(candidates: &[Candidate], bytes: usize) -> bool {
     let before = candidates.iter().map(|candidate| match candidate.from {
         From::Pool { bytes, .. } => usize::from(bytes),

@@ -5,12 +5,12 @@
 //!   → claim the objects that entries refer to → all others are free
 //!   → the backing: records of entries; the rest is free → lists, counts, unused records and units
 //! ```
-//! An entry has the place of its page at any moment of the process's end: an object is written
-//! before an entry refers to it, and freed afterwards. So everything is rebuilt from the entries.
-//! Besides them only the data that finds an object is believed: its zspage's descriptor, the use of
-//! its segment, its tag.
+//! Whenever the process ends, an entry has the place of its page. A thread writes an object before
+//! an entry refers to it, and frees the object only after no entry does. Everything is therefore
+//! rebuilt from the entries. Besides them, recovery believes only the data that finds an object:
+//! its zspage's descriptor, the use of its segment, its tag.
 //!
-//! Two entries refer to one object only where a page was about to be shared. Then the object
+//! Two entries refer to one object only if a thread was about to share a page. Then the object
 //! belongs to the record, which is its owner.
 
 use super::Cache;
@@ -57,7 +57,7 @@ impl Cache {
     }
 
     /// Takes over the cache in the memory, if there is one. Called before other threads use this
-    /// one.
+    /// cache.
     pub(crate) fn take_over(&self, durable: &Arc<Durable>) -> Result<(), SetupError> {
         if !durable.is_held() {
             return Ok(());
@@ -122,8 +122,8 @@ impl Cache {
         for (key, entry) in entries(view).filter(|(key, _)| self.is_deserted(*key)) {
             match entry.peek().state() {
                 State::Pooled(object) => claims.give_up(object.handle),
-                // A record. If it was the last in its unit, the unit has no pages: pieces come
-                // later.
+                // A record in a unit. If it was the unit's last page, the unit's pieces, which come
+                // later, are deserted too.
                 State::Member(member) => _ = self.units.leave(member),
                 _ => {}
             }
@@ -166,7 +166,7 @@ impl Cache {
     }
 
     /// Rebuilds the backing's space. Segments to which a write may still be under way stay taken if
-    /// that write cannot be waited for.
+    /// the backing cannot wait for that write.
     fn recover_backing(&self, view: &View<'_>) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
             if let State::Placed(extent) = entry.peek().state()

@@ -26,7 +26,7 @@ use crate::page::{PAGE_BYTES, Page, checksum_of, content_hash};
 const RAW: Form = Form { bytes: PAGE_BYTES as u16, codec: Codec::Raw };
 
 impl Slot {
-    /// A page written through to it.
+    /// The extent of a page written through to this slot.
     fn extent(self) -> Extent {
         Extent { place: Place::at(self.start()), form: RAW }
     }
@@ -72,7 +72,7 @@ impl Cache {
         Store::Stored
     }
 
-    /// Writes a page to its slot; the proof for its entry. `None` if it was not written.
+    /// Writes a page to its slot and returns the proof for its entry; `None` if the write failed.
     fn write_slot(&self, owner: SwapEntry, slot: Slot, page: &Page, checksum: u32) -> Option<u64> {
         let is_aligned = (page.as_ptr() as usize).is_multiple_of(self.backing.block_bytes());
         let (proof, written) = match &self.seal {
@@ -101,18 +101,18 @@ impl Cache {
         Some(proof)
     }
 
-    /// Moves pages written through together, so that free slots become free segments; true if that
-    /// won any. Called with the writer's lock held.
+    /// Moves pages written through together, so that free slots become free segments. True if any
+    /// segment became free. Called with the writer's lock held.
     pub(crate) fn pack_singles(&self) -> bool {
         self.slots.drain();
         self.pack(self.slots.emptiest())
     }
 
-    /// Moves the pages of victims elsewhere, the emptiest first. Only slots of a reserved segment
-    /// are used; it stays broken up meanwhile, so each slot has a page of its own, or none.
+    /// Moves the pages of victims elsewhere, the emptiest first. A reserved segment stays broken up
+    /// meanwhile, so each of its other slots has a page written through, or none.
     fn pack(&self, victims: [Option<Segment>; VICTIMS]) -> bool {
         let view = self.index.view();
-        // All of them, so that no victim takes the pages of another.
+        // Reserves all victims, so that none takes the pages of another.
         let mut held = victims.map(|victim| self.slots.reserve(victim?));
         let mut won = 0;
         for (at, victim) in victims.into_iter().enumerate() {
@@ -121,7 +121,7 @@ impl Cache {
             let move_out = |slot| self.move_single(&view, self.slots.owner(slot), slot.extent());
             let has_moved = own.others().all(|slot| {
                 move_out(slot) || {
-                    // The fullest of the others takes pages and keeps its own.
+                    // The fullest of the other victims takes pages and keeps its own.
                     let mut fullest = left.iter_mut().rev().filter_map(Option::take);
                     self.writeback_works()
                         && fullest.any(|other| {
@@ -133,7 +133,7 @@ impl Cache {
             self.slots.drain();
             self.slots.release(own);
             won += i64::from(self.slots.segments.state(victim) != Use::Singles);
-            // Pages that had to stay in it are no reason to move others there.
+            // No pages of other victims are to move there, even if some pages had to stay.
             held[at] = self.slots.reserve(victim);
             if !has_moved {
                 break;
@@ -144,15 +144,15 @@ impl Cache {
         won > 0
     }
 
-    /// Moves a page to another slot of a broken-up segment. `false` if there is none, or the
-    /// backing fails: then the page stays.
+    /// Moves a page to another slot of a broken-up segment. `false` if there is no such slot, or
+    /// the backing fails: then the page stays.
     fn move_single(&self, view: &View<'_>, key: SwapEntry, from: Extent) -> bool {
         let Some(locked) = view.lock(key) else { return true };
         // A record may have the form and the place of a page that was here before.
         if locked.state() != State::Placed(from) || !self.slots.is_single(from.place) {
             return true;
         }
-        // More than there are: no segment is broken up for this.
+        // All segments are reserved, so that none is broken up for this.
         let Some(slot) = self.slots.take_slot(usize::MAX) else { return false };
         if Segment::of(slot.extent().place) == Segment::of(from.place) {
             // Only slots that pages have just left are free.
@@ -167,7 +167,7 @@ impl Cache {
             return false;
         }
         let Ok(held) = self.open_read(key, from, locked.proof(), &mut page.0) else {
-            // It stays, and each load reports the error.
+            // The page stays, and each load reports the error.
             self.slots.give_slot(slot);
             return true;
         };

@@ -4,9 +4,9 @@
 //! maintain → what did trials show? → use it, or only try it
 //!          → time for another? → copies of pages stored last → train → all CPUs use it
 //! ```
-//! A store compresses every 32nd page both ways, adds up both sizes, and notes the page's key. A
-//! dictionary is trained on noted pages that are still in the pool. The maintaining thread trains.
-//! Without memory for it, the cache works without a dictionary.
+//! A store compresses every 32nd page with and without the dictionary, adds up both sizes, and
+//! notes the page's key. The maintaining thread trains a dictionary on noted pages that are still
+//! in the pool. If it has no memory for this, the cache works without a dictionary.
 
 use super::Cache;
 use crate::compress::{Codec, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary};
@@ -22,15 +22,15 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-/// Pages stored before the first dictionary, and as many must be in the pool: 16 MiB. The gain on
-/// them, some 80 bytes a page, is twice the memory of a dictionary.
+/// Pages that must be stored before the first dictionary, and be in the pool: 16 MiB. The gain on
+/// these pages, some 80 bytes each, is twice the memory of a dictionary.
 const FIRST_PAGES: u64 = 4096;
 
 /// The wait for the next training, in multiples of the pages stored before: a program changes most
 /// at its start.
 const WAIT_FACTOR: u64 = 3;
 
-/// The divisor of that wait where the dictionary has fallen behind: with 64 dictionaries, for some
+/// The divisor of that wait if the dictionary has fallen behind. 64 dictionaries then last for some
 /// 40 TiB of pages.
 const BEHIND_DIVISOR: u64 = 4;
 
@@ -76,9 +76,9 @@ impl Training {
 
 /// The state of decisions about dictionaries.
 struct Trainer {
-    /// Pages stored until the last training, or the last that failed.
+    /// Pages stored until the last training, even if that failed.
     trained_at: u64,
-    /// The newest dictionary, for the level in use; `None`: not with this compressor.
+    /// The newest dictionary, for the level in use; `None` if the compressor uses none.
     encoder: Option<Arc<Encoder>>,
     /// Bytes of trials until the last decision, with the dictionary and without.
     judged: [u64; 2],
@@ -104,7 +104,7 @@ impl Recent {
         self.keys[at].store(key.0, Relaxed);
     }
 
-    /// The newest first. Before so many were noted, the rest are keys of no page.
+    /// The newest keys first. Until [`NOTED`] pages were noted, the rest are keys of no page.
     fn newest(&self) -> impl Iterator<Item = SwapEntry> {
         let next = self.noted.load(Relaxed);
         let key = move |back| self.keys[next.wrapping_sub(back) % NOTED].load(Relaxed);
@@ -118,7 +118,7 @@ impl Trainer {
     }
 
     /// True if it is time to train, with so many pages stored. When the pages have changed,
-    /// training waits until the noted ones are of the new kind.
+    /// training waits until the noted pages are of the new kind.
     fn is_due(&self, stored: u64) -> bool {
         let (wait, since) = match self.behind_since {
             None => (self.trained_at * WAIT_FACTOR, 0),

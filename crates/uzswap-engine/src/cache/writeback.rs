@@ -5,9 +5,9 @@
 //!   … segment full → submit → (stores, loads, invalidates go on) → written:
 //! for each record: lock → still the same entry? → it is on the backing, free the object → unlock
 //! ```
-//! While a write is in flight the object stays in the pool and answers loads, and the entry has the
-//! place of the write. A newer store or an invalidate removes that place, so the commit does not
-//! recognise the entry, and the record is dead.
+//! While a write is in flight the object stays in the pool, where loads read it, and the entry has
+//! the place of the write. A newer store or an invalidate removes that place, so the commit does
+//! not recognise the entry, and the record is dead.
 //!
 //! A store that needs space fills a segment of its own and writes it, beside other stores that do
 //! the same. The maintaining thread has several writes in flight at once. Where free segments run
@@ -38,13 +38,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The state of writeback.
 pub(crate) struct Writeback {
     writer: Mutex<SegmentWriter>,
-    /// Bytes of its buffers.
+    /// Bytes of the writer's buffers.
     writer_bytes: usize,
     /// The buffers of stores that write a segment.
     buffers: PerCpu<StoreBuffer>,
-    /// The reason why it stopped, if it did.
+    /// The reason why writeback stopped, if it did.
     failure: Mutex<Option<FailedRequest>>,
-    /// A write to the backing failed: no more is written until it is resumed.
+    /// A write to the backing failed: nothing is written until writeback is resumed.
     has_failed: AtomicBool,
 }
 
@@ -70,7 +70,7 @@ impl Writeback {
         self.writer_bytes + self.buffers.count() * SEGMENT_BYTES
     }
 
-    /// True if it stopped, and waits to be resumed.
+    /// True if writeback stopped, and waits to be resumed.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
@@ -107,7 +107,7 @@ struct SegmentWriter {
     hopeless_above: u64,
 }
 
-/// The buffer of a store that writes a segment, `None` meanwhile.
+/// The buffer of a store that writes a segment; `None` during the write.
 struct StoreBuffer(Option<Buffer>);
 
 impl StoreBuffer {
@@ -143,7 +143,7 @@ struct InFlight {
 impl SegmentWriter {
     /// For a pool of at most `pool_bytes_max`.
     fn new(pool_bytes_max: u64) -> io::Result<Self> {
-        // Segments that it fills or writes at once.
+        // Segments that the thread fills or writes at the same time.
         let count = if pool_bytes_max < 64 << 20 { 2 } else { 4 };
         let buffers = (0..count).map(|_| Buffer::new(SEGMENT_BYTES));
         Ok(Self {
@@ -184,7 +184,7 @@ impl Open {
             .then(|| Place::at(self.segment.start() + self.filled as u64))
     }
 
-    /// Appends a record that fits; its object's place in the buffer.
+    /// Appends a record that fits. Returns the part of the buffer for its object.
     fn append(&mut self, record: Record) -> &mut [u8] {
         let start = self.filled;
         record.write(&mut self.buffer[start..]);
@@ -193,15 +193,15 @@ impl Open {
         &mut self.buffer[object..object + usize::from(record.form.bytes)]
     }
 
-    /// Ends the records and seals them, once; the bytes to write.
+    /// Ends the records and seals them, once. Returns the number of bytes to write.
     fn finish(&mut self, seal: Option<&Seal>, block_bytes: usize) -> usize {
         if let (Some(seal), Some(generation)) = (seal, self.generation) {
             let records = &mut self.buffer[..self.filled];
             seal_records(seal, generation, self.segment.start(), records);
         }
         let end = (self.filled + HEADER_BYTES).min(SEGMENT_BYTES).next_multiple_of(block_bytes);
-        // To the end of the last block: the buffer may hold objects that a write before this one
-        // did not seal, since it failed.
+        // Clears the rest of the last block: the buffer may have objects that an earlier write,
+        // which failed, did not seal.
         self.buffer[self.filled..end].fill(0);
         end
     }
@@ -226,7 +226,7 @@ impl Cache {
         let failure = lock(&self.writeback.failure);
         let FailedRequest { what, byte, error } = failure.as_ref()?;
         let (what, byte, code, kind) = (*what, *byte, error.raw_os_error(), error.kind());
-        // Without the lock, because a text takes memory, and a thread whose write fails waits for
+        // Unlocks first, because the text takes memory, and a thread whose write fails waits for
         // the lock.
         drop(failure);
         let error = code.map_or_else(|| kind.into(), io::Error::from_raw_os_error);
@@ -242,10 +242,10 @@ impl Cache {
         self.ring();
     }
 
-    /// Writes back segment after segment until `enough`, or until objects of `bytes_max` were
-    /// written, or nothing more can be. `enough` gets the bytes in flight that will leave the pool.
-    /// Before each segment `top_up` makes memory ready for stores. It may allocate, so it runs
-    /// without the writer's lock, which stores may wait for.
+    /// Writes back segment after segment until `enough` is true, objects of `bytes_max` were
+    /// written, or nothing is left to write. `enough` gets the bytes in flight that will leave the
+    /// pool. Before each segment `top_up` makes memory ready for stores. It may allocate, so it
+    /// runs without the writer's lock, which stores may wait for.
     pub(crate) fn write_back(
         &self,
         bytes_max: usize,
@@ -322,7 +322,7 @@ impl Cache {
         }
     }
 
-    /// The same with the writer's lock, and with cleaning where it is needed.
+    /// The same with the writer's lock, and with cleaning if that is needed.
     fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
         let mut has_begun = false;
@@ -362,7 +362,7 @@ impl Cache {
         Some(filled)
     }
 
-    /// Makes sure that a segment is open; `reserved` free ones stay.
+    /// Makes sure that a segment is open; `reserved` free segments stay.
     fn open(&self, writer: &mut SegmentWriter, reserved: usize) -> bool {
         if writer.open.is_some() {
             return true;
@@ -429,7 +429,7 @@ impl Cache {
             self.submit(writer);
         }
         while self.complete(writer, true) {}
-        // Empty; or the backing has failed, and the pages stay at their old places.
+        // The segment is empty; or the backing has failed, and the pages stay at their old places.
         if let Some(Open { segment, buffer, .. }) = writer.open.take() {
             self.slots.give_segment(segment, Use::Open);
             writer.buffers.push(buffer);
@@ -458,8 +458,8 @@ impl Cache {
         true
     }
 
-    /// Makes the entries of a written segment's records refer to it; the number that still
-    /// recognised theirs.
+    /// Makes the entries of a written segment's records refer to these records. Returns the number
+    /// of entries that were still the same.
     fn commit(&self, segment: Segment, generation: Option<Generation>, buffer: &[u8]) -> usize {
         let place = |offset: usize| Place::at(segment.start() + offset as u64);
         let committed = records(buffer, self.slots.layout)
@@ -478,8 +478,8 @@ impl Cache {
         let Some(locked) = view.lock(key) else { return false };
         let known = match locked.state() {
             State::Pooled(_) => locked.is_in_flight_as(place.0),
-            // A segment that is being cleaned takes no new records, so an entry still in it is the
-            // copied one.
+            // A segment that is being cleaned takes no new records, so an entry that refers to it
+            // is the copied one.
             State::Placed(at) => {
                 record.moved_from == Some(Segment::of(at.place))
                     && self.slots.segments.state(Segment::of(at.place)) == Use::Cleaning
@@ -501,7 +501,7 @@ impl Cache {
         true
     }
 
-    /// After a failed write its pages stay in the pool, the oldest again, and writeback stops.
+    /// After a failed write the pages stay in the pool, as the oldest again, and writeback stops.
     fn give_up(&self, segment: Segment, buffer: &[u8], error: io::Error) {
         self.fail(FailedRequest { what: "write", byte: segment.start(), error });
         for (offset, record) in records(buffer, self.slots.layout) {
@@ -518,7 +518,7 @@ impl Cache {
 
     pub(crate) fn fail(&self, failure: FailedRequest) {
         self.counters.increment(WritebackFail);
-        // Under the lock: writeback is stopped exactly while there is a reason.
+        // Set under the lock, so that writeback is stopped exactly while there is a reason.
         let mut reason = lock(&self.writeback.failure);
         *reason = Some(failure);
         self.writeback.has_failed.store(true, Ordering::Relaxed);

@@ -26,7 +26,7 @@ const _: () = assert!(DICTIONARIES_MAX <= u8::MAX as usize, "a frame names it in
 pub(crate) struct Dictionaries {
     /// The first has number 1. They are filled from the front.
     made: [OnceLock<Dictionary>; DICTIONARIES_MAX],
-    /// They are also written here, for a process that takes the cache over.
+    /// Dictionaries are also written here, for a process that takes the cache over.
     durable: Option<Arc<Durable>>,
 }
 
@@ -52,7 +52,8 @@ impl Default for Dictionaries {
 }
 
 impl Dictionaries {
-    /// Those of a cache that is taken over, if there is one; new ones are written there.
+    /// The dictionaries of a cache that is taken over, if there is one. New ones are written to
+    /// `durable`.
     pub(crate) fn kept_in(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let dictionaries = Self { durable: durable.cloned(), ..Self::default() };
         let kept = durable.filter(|durable| durable.is_held()).map(Durable::dictionaries);
@@ -64,8 +65,8 @@ impl Dictionaries {
         Ok(dictionaries)
     }
 
-    /// Trains one more; true if there was memory, and something to learn in the pages. Takes some
-    /// 30 ms and, meanwhile, 6 MiB.
+    /// Trains one more. True if there was memory, and something to learn in the pages. Takes some
+    /// 30 ms, and 6 MiB for that time.
     pub(crate) fn train(&self, samples: &[Page]) -> bool {
         let Some(number) = self.made.iter().position(|slot| slot.get().is_none()) else {
             return false;
@@ -130,7 +131,7 @@ impl Encoder {
         self.is_worth_it.load(Relaxed)
     }
 
-    /// Has pages compressed with it from now on, or only tried.
+    /// From now on, pages are compressed with this dictionary, or only tried with it.
     pub(crate) fn set_worth_it(&self, is_worth_it: bool) {
         self.is_worth_it.store(is_worth_it, Relaxed);
     }
@@ -196,7 +197,7 @@ mod tests {
             objects.push(object(&mut codecs, &pages[0]));
             assert_eq!(dictionary_of(objects.last().unwrap()), Some(number));
         }
-        // Another CPU's contexts, which have compressed no page with them.
+        // Another CPU's contexts, which have compressed no page with these dictionaries.
         for codecs in [&mut codecs, &mut zstd(shared)] {
             for object in objects.iter().chain(objects.iter().rev()) {
                 let mut page = [0; PAGE_BYTES];

@@ -1,5 +1,5 @@
-//! LZ4, block format, by liblz4. Levels 0 and −1 are encoders of our own. The bare name takes the
-//! first of these for pages of words, and the library for all others.
+//! LZ4, block format, by liblz4. Levels 0 and −1 are encoders of our own. The name without a level
+//! takes level 0 for pages of words, and the library for all others.
 
 mod block;
 mod bytes;
@@ -11,9 +11,9 @@ use crate::page::{PAGE_BYTES, Page};
 /// The level that chooses an encoder for each page.
 pub(super) const BY_PAGE: i32 = -2;
 
-/// Words of 48 bits, such as pointers and small numbers, that make a page one of words. On pages of
-/// five programs, objects are as large as the library's within 2 %. Those of heaps are made in 0.7
-/// to 0.8 of its time and decoded in 0.8 (docs/benchmarks.md).
+/// A page of words has at least this many words of 48 bits, such as pointers and small numbers. On
+/// pages of five programs, objects are as large as the library's within 2 %. Objects of heaps take
+/// 0.7 to 0.8 of the library's time to make, and 0.8 to decode (docs/benchmarks.md).
 const WORDS_MIN: usize = PAGE_BYTES / size_of::<u64>() / 2;
 
 fn is_of_words(page: &Page) -> bool {
@@ -25,7 +25,7 @@ fn is_of_words(page: &Page) -> bool {
 }
 
 pub(super) struct Lz4 {
-    /// The library's acceleration, that of an encoder of ours, or [`BY_PAGE`].
+    /// The library's acceleration, the level of our own encoder, or [`BY_PAGE`].
     level: i32,
     words: words::Words,
     bytes: bytes::Bytes,
@@ -55,10 +55,10 @@ impl Lz4 {
     }
 }
 
-/// The library has a hash table (16 KiB) for each thread, resets it between pages, and panics in an
-/// ending thread that has freed it. Such a thread may still compress a page, for a fault in another
-/// library's destructor. This variable is made after the table, so it is dropped before it, and
-/// tells whether the table exists.
+/// The library has a hash table (16 KiB) for each thread, and resets it between pages. It panics in
+/// an ending thread that has freed the table. Such a thread may still compress a page, for a fault
+/// in another library's destructor. This variable is made after the table, so it is dropped before
+/// the table. While the variable exists, the table exists.
 struct ThreadTable;
 
 thread_local! {
@@ -67,7 +67,7 @@ thread_local! {
 
 impl ThreadTable {
     fn begin() -> Self {
-        // The table exists then, even after an error.
+        // After this call the table exists, even on an error.
         let _ = lzzzz::lz4::compress(&[0], &mut [0; 16], 1);
         Self
     }

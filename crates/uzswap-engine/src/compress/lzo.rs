@@ -39,7 +39,8 @@ const SHORT: usize = 8;
 /// The three-byte copy reaches this long before it needs further length bytes.
 const MEDIUM: usize = 33;
 
-/// The most literals an instruction byte of their own can count, and the first byte of a stream.
+/// The most literals that an instruction byte of their own can count, and that the first byte of a
+/// stream can.
 const RUN: usize = 18;
 const FIRST_RUN: usize = 255 - 17;
 
@@ -102,8 +103,8 @@ fn load(page: &Page, at: usize) -> u64 {
 }
 
 /// Hashes the first five bytes. Four would find the shortest matches too, but on heap pages those
-/// only split longer ones: objects as large, with up to a fifth more copies. (Text and machine code
-/// would be 5 to 7 % smaller, and take a tenth to a quarter longer.)
+/// only split longer matches: objects would be as large, with up to a fifth more copies. (Text and
+/// machine code would be 5 to 7 % smaller, and take a tenth to a quarter longer.)
 #[inline(always)]
 fn slot(bytes: u64) -> usize {
     ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - SLOT_BITS)) as usize
@@ -392,7 +393,7 @@ fn shift<const N: usize>(page: &mut Page, from: usize, to: usize) -> Option<()> 
 }
 
 /// For a distance up to 8: the factor that fills eight bytes with a pattern of that length, and the
-/// number of them that are whole patterns.
+/// number of bytes in whole patterns.
 const PATTERNS: [(u64, usize); 9] = {
     let mut table = [(0, 8); 9];
     let mut dist = 1;

@@ -106,7 +106,7 @@ impl Codec {
         matches!(self, Self::Lz4Numbers | Self::ZstdNumbers)
     }
 
-    /// Levels that `compressor` accepts, and the one of the bare name.
+    /// Levels that `compressor` accepts, and the level of a name without one.
     fn levels(self) -> (std::ops::RangeInclusive<i32>, i32) {
         match self {
             Self::Raw | Self::Lzo | Self::Wkdm => (0..=0, 0),
@@ -202,7 +202,7 @@ trait Compressor {
     /// Compresses `page` into `out`; the bytes written, or `None` when they would not fit.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
 
-    /// Decompresses `object` into `page`. The bytes are not trusted: none makes it read or write
+    /// Decompresses `object` into `page`. `object` is not trusted: no bytes make this read or write
     /// out of bounds.
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable>;
 }
@@ -225,11 +225,12 @@ fn touch_stack() {
     std::hint::black_box(&mut [0u8; STACK_BYTES]);
 }
 
-/// A page whose object is larger than this may be one of numbers, and smaller when its numbers are
-/// taken apart.
+/// If a page's object is larger than this, the page may be one of numbers, and may compress better
+/// when these are taken apart.
 const NUMBERS_BYTES_MIN: usize = PAGE_BYTES / 4;
 
-/// The least gain of that, as a share of the object, because decoding takes longer.
+/// Taking numbers apart must gain one part in this many of the object, because decoding takes
+/// longer.
 const NUMBERS_GAIN: usize = 16;
 
 /// Contexts for an algorithm, made before a thread waits for the lock of [`Codecs`].
@@ -304,7 +305,7 @@ impl Codecs {
         self.algorithm == algorithm
     }
 
-    /// Compresses with another algorithm from now on. The contexts of the last one are left in
+    /// Compresses with another algorithm from now on. Leaves the contexts of the old algorithm in
     /// `prepared` for the caller to drop.
     pub(crate) fn exchange(&mut self, prepared: &mut Prepared) {
         self.algorithm = prepared.algorithm;
@@ -321,8 +322,8 @@ impl Codecs {
         self.zstd.uses_dictionary(encoder)
     }
 
-    /// Makes zstd use another dictionary from now on, or none. The last one is left in `with` for
-    /// the caller to drop.
+    /// Makes zstd use another dictionary from now on, or none. Leaves the old one in `with` for the
+    /// caller to drop.
     pub(crate) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
         self.zstd.exchange_dictionary(with);
     }
@@ -524,8 +525,8 @@ mod tests {
                 let got = codecs.decompress(codec, &out[..cut], &mut back);
                 assert_eq!(got, Err(Undecodable), "{name} cut at {cut} of {bytes}");
             }
-            // Space for the page taken apart only, and space for neither. zstd needs more space
-            // than it uses.
+            // Space only for the object of the page taken apart, and space for neither object. zstd
+            // needs more space than it uses.
             let room = &mut out[..bytes + 32];
             assert_eq!(codecs.compress(numbers, room), Some((apart, bytes)));
             assert_eq!(codecs.compress(numbers, &mut out[..bytes / 2]), None);

@@ -5,9 +5,9 @@
 //!       → planes: all lowest bits, then all second ones …
 //! ```
 //! The words of an array are similar and never equal, so a codec finds few matches in them. A
-//! difference has few bits; the planes of all others are zeros, which compress to nothing. Floats
-//! that were rounded to some decimals, such as prices, look like noise to their last bit; counted
-//! in hundredths they are small integers. docs/design/formats.md has figures.
+//! difference has few bits; the planes of all other bits are zeros, which compress to nothing.
+//! Floats that were rounded to some decimals, such as prices, look like noise to their last bit;
+//! counted in hundredths they are small integers. docs/design/formats.md has figures.
 
 use super::Undecodable;
 use crate::page::{PAGE_BYTES, Page};
@@ -16,12 +16,12 @@ use std::hint::black_box;
 /// The input of [`together`] besides the planes: the way the page was taken apart, and its first
 /// number.
 pub(super) type PlanesHeader = [u8; HEADER_BYTES];
-/// Its length.
+/// Bytes of such a header.
 pub(super) const HEADER_BYTES: usize = 1 + size_of::<u64>();
 /// The header of a page that was not taken apart.
 pub(super) const AS_IT_IS: PlanesHeader = [0xff; HEADER_BYTES];
 
-/// Words of a page; words whose planes are made at once; planes.
+/// Words of a page; words of a block, whose planes are made together; blocks of a page.
 const WORDS: usize = PAGE_BYTES / size_of::<u64>();
 const BLOCK: usize = 64;
 const BLOCKS: usize = WORDS / BLOCK;
@@ -45,8 +45,8 @@ const STEPS: [Difference; 3] = [Difference::Bits, Difference::Word, Difference::
 /// The factors that make integers of decimals.
 const POWERS: [f64; 9] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8];
 
-/// 1.5 × 2⁵²: a float near it has its integer in its last bits. So an addition converts integers
-/// and floats up to 2⁵¹, and many at a time.
+/// 1.5 × 2⁵²: a float near it has its integer in its last bits. An addition thus converts integers
+/// and floats up to 2⁵¹, many at a time.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 const INTEGER_MAX: u64 = 1 << 51;
 /// The exponents of floats from 10⁻⁸ to 2⁵¹.
@@ -119,11 +119,13 @@ pub(super) fn together(
 }
 
 /// Turns words, taken as floats, into integers with the least power of ten that makes all of them
-/// integers; returns the power. Otherwise they stay as they are, as zeros alone do.
+/// integers; returns the power. If there is no such power, or all words are zero, the words stay as
+/// they are.
 fn to_integers(words: &mut [u64]) -> Option<usize> {
     let is_decimal = |word: u64, power: f64| {
         let integer = integer_of(word, power);
-        // Only these are converted without depending on the machine's treatment of infinities.
+        // Only the conversion of such integers does not depend on the machine's treatment of
+        // infinities.
         integer.wrapping_add(INTEGER_MAX) <= 2 * INTEGER_MAX && float_of(integer, power) == word
     };
     // In heaps the first word that is not zero fails this.
@@ -145,7 +147,7 @@ fn to_integers(words: &mut [u64]) -> Option<usize> {
 }
 
 /// True if this thread rounds to the nearest, as nearly all do. A program may have set other
-/// rounding for the thread that takes a page apart, or for the one that puts it together.
+/// rounding for the thread that takes a page apart, or for the thread that puts it together.
 fn rounds_to_nearest() -> bool {
     // Of these the nearest is below one and above the other.
     let quotients = [3.0_f64, 10.0].map(|by| (black_box(1.0) / black_box(by)).to_bits());
@@ -216,7 +218,7 @@ fn difference(step: Difference, word: u64, before: u64) -> u64 {
     }
 }
 
-/// The opposite of [`differ`], the first word being itself.
+/// The opposite of [`differ`]. The first word is no difference.
 fn add_up(step: Difference, words: &mut [u64; WORDS]) {
     fn each(words: &mut [u64; WORDS], sum: impl Fn(u64, u64) -> u64) {
         let mut before = words[0];
@@ -404,7 +406,7 @@ mod tests {
                 }
             }
         }
-        // Damaged ones are arbitrary floats.
+        // Damaged integers become arbitrary floats.
         for bit in 0..64 {
             float_in_any_mode(1 << bit, 1e8);
         }

@@ -8,9 +8,9 @@
 //!     72      …  one zstd stream without magic number, cut off after the last group
 //! ```
 //! A group with pages of numbers begins with a header for each page, and these pages are taken
-//! apart (`numbers`). Numbers are little-endian. A group is flushed, so it can be decoded without
-//! the following groups, and refers back to all before it. A page of the second group costs the
-//! decoding of two groups.
+//! apart (`numbers`). Numbers are little-endian. Each group is flushed: it refers back to all
+//! groups before it, and can be decoded without the following groups. A page of the second group
+//! costs the decoding of two groups.
 //!
 //! Blocks of four pages trade size against time: docs/design/recompression.md.
 
@@ -38,7 +38,7 @@ const HEADER_BYTES: usize = ENDS_AT + GROUPS * size_of::<u16>();
 /// Back references reach over the whole unit.
 const WINDOW_LOG: u32 = (UNIT_PAGES * PAGE_BYTES).ilog2();
 
-/// With the end of a group with pages of numbers.
+/// Set in the end of a group with pages of numbers.
 const NUMBERS: u16 = 1 << 15;
 
 const _: () = assert!(UNIT_BYTES_MAX < NUMBERS as usize, "ends have 15 bits");
@@ -51,8 +51,8 @@ pub(crate) struct UnitEncoder {
 }
 
 impl UnitEncoder {
-    /// 45 us a page; 6 takes 27 and makes units 1.5 % larger, 12 takes 190 and makes them 1 %
-    /// smaller.
+    /// This level takes 45 µs a page. Level 6 takes 27 µs and makes units 1.5 % larger. Level 12
+    /// takes 190 µs and makes units 1 % smaller.
     const LEVEL: i32 = 9;
 
     /// `None`: no memory.
@@ -70,9 +70,10 @@ impl UnitEncoder {
         Some(Self { context, group: boxed(HEADERS_BYTES + GROUP_BYTES, || 0).ok()? })
     }
 
-    /// Makes a unit of the first pages, in whole groups, as many as fit in `out`. Returns the bytes
-    /// of the unit and its pages, or `None` when not even one group fits. `keys` are those of the
-    /// pages; `numbers` marks pages of numbers. `out` has space for [`UNIT_BYTES_MAX`].
+    /// Makes a unit of the first pages, in whole groups, as many as fit in `out`. Returns the
+    /// unit's length and the number of its pages, or `None` when not even one group fits. `keys`
+    /// are those of the pages; `numbers` marks pages of numbers. `out` has space for
+    /// [`UNIT_BYTES_MAX`].
     pub(crate) fn encode(
         &mut self,
         keys: &[u32],
@@ -140,8 +141,8 @@ impl UnitDecoder {
         }
         let groups = boxed(GROUPS * (HEADERS_BYTES + GROUP_BYTES), || 0).ok()?;
         let mut decoder = Self { context, groups };
-        // A context allocates a window with the header of its first frame. So this decodes a frame
-        // header with the window, and a block of one repeated byte.
+        // A context allocates its window when it reads the header of its first frame. This is a
+        // frame header with the window, and a block of one repeated byte.
         let block = (GROUP_BYTES as u32) << 3 | 1 << 1;
         let [low, middle, high, _] = block.to_le_bytes();
         let stream = [0, ((WINDOW_LOG - 10) << 3) as u8, low, middle, high, 0];

@@ -4,8 +4,8 @@
 //!
 //! A page is 1024 little-endian words of 32 bits. A dictionary of 16 words, zeros at first, keeps
 //! the last nonzero word of each *slot*, which is a hash of a word's upper 22 bits. A word is
-//! *zero*; or *exact*, the one in its slot; or *partial*, in its slot but for the lower 10 bits;
-//! or a *literal*.
+//! *zero*; or *exact*, the same as the word in its slot; or *partial*, the same but for the lower
+//! 10 bits; or a *literal*.
 //!
 //! An object is four sections, one after the other without padding between them:
 //!
@@ -20,8 +20,8 @@
 //! All numbers are little-endian; the first of several in a byte is in its lowest bits. The last
 //! byte of the slots and of the lows is padded with zeros. The tags give all lengths.
 //!
-//! Splitting a page into sections and joining it again also has a form that takes 16 words at a
-//! time ([`Vector`], on x86-64). Both forms share the packing of sections.
+//! The code that splits a page into sections and joins it again has two forms: a scalar one, and
+//! [`Vector`] on x86-64, which takes 16 words at a time. Both share the packing of sections.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -53,8 +53,8 @@ const LOW: u32 = (1 << LOW_BITS) - 1;
 /// Reads and writes may pass the end of a section by one group.
 const SLACK: usize = 4 * GROUP;
 
-/// A multiplier of MurmurHash3, which separates most words of heap pages. Among good ones the size
-/// of objects differs by a few percent, by chance.
+/// A multiplier of MurmurHash3, which separates most words of heap pages. Among good multipliers
+/// the size of objects differs by a few percent, by chance.
 const MULTIPLIER: u32 = 0xC2B2_AE35;
 
 fn slot(word: u32) -> usize {
@@ -104,9 +104,9 @@ impl Counts {
 /// The tags of a group.
 #[derive(Clone, Copy)]
 struct Masks {
-    /// The dictionary has the word, or its upper bits.
+    /// Words that the dictionary has, or has the upper bits of.
     old: u16,
-    /// Its lower bits are not in the lows.
+    /// Words whose lower bits are not in the lows.
     whole: u16,
 }
 
@@ -169,7 +169,8 @@ impl Compressor for Wkdm {
 impl Parts {
     /// Writes the object with so many of each kind.
     ///
-    /// This and [`Parts::unpack`] are compiled into either form with the instructions it may use.
+    /// This and [`Parts::unpack`] are compiled into either form, with the instructions that the
+    /// form may use.
     #[inline(always)]
     fn pack(&mut self, counts: Counts, out: &mut [u8]) -> Option<usize> {
         let [literals, slots, end] = counts.ends();

@@ -7,13 +7,13 @@ use crate::page::{PAGE_BYTES, Page};
 use std::sync::Arc;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat};
 
-/// One page in so many is compressed both ways, to measure the dictionary's gain. Costs 3 % of the
-/// time.
+/// One page in this many is compressed with and without the dictionary, to measure the gain. This
+/// costs 3 % of the time.
 const TRIAL_PAGES: u32 = 32;
 
-/// With a dictionary, zstd uses its statistics of small pages, which makes large objects larger
-/// than necessary. An object above this is also made without it, and the smaller one is kept: 1 to
-/// 11 in 100 on heaps.
+/// With a dictionary, zstd uses the dictionary's statistics of small pages, which make large
+/// objects larger than necessary. An object above this is also made without the dictionary, and the
+/// smaller object is kept.
 const SURE_BYTES: usize = PAGE_BYTES / 4;
 
 /// The start of a frame, which zstd writes with a dictionary; it is cut off here.
@@ -26,7 +26,7 @@ pub(super) struct Zstd {
     with: Option<WithDictionary>,
     /// Pages so far.
     pages: u32,
-    /// That of the last page, if it was a trial.
+    /// The trial of the last page, if that page was one.
     pub(super) trial: Option<Trial>,
 }
 
@@ -96,9 +96,9 @@ impl Zstd {
 }
 
 impl Plain {
-    /// A context that does not allocate later. One allocates with its first page, and again when
-    /// another level needs more, or has needed much less for a hundred pages. So each level has a
-    /// context of its own, which has seen a page.
+    /// A context that does not allocate later. A context of zstd allocates at its first page, and
+    /// again when another level needs more, or has needed much less for a hundred pages. Each level
+    /// therefore has a context of its own, which has seen a page.
     pub(super) fn new(level: i32) -> Self {
         let mut context = CCtx::create();
         for parameter in
@@ -114,7 +114,7 @@ impl Plain {
 }
 
 impl WithDictionary {
-    /// `None` where there is no memory for a context: then pages are compressed without.
+    /// `None` if there is no memory for a context: then pages are compressed without a dictionary.
     pub(crate) fn new(encoder: Arc<Encoder>) -> Option<Self> {
         let frame = [0; MAGIC.len() + PAGE_BYTES];
         let mut with = Self { encoder, context: CCtx::try_create()?, frame };

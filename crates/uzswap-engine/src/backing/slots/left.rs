@@ -1,5 +1,5 @@
-//! The backing's space as another process has left it: the records that the index refers to tell
-//! the taken slots.
+//! Recovers the backing's space as another process left it. The taken slots are those of the
+//! records that the index refers to.
 
 use super::{Cluster, Slots, home, table_home};
 use crate::backing::segments::Use;
@@ -17,8 +17,8 @@ impl Slots {
         self.segments.adopt();
     }
 
-    /// Notes that a record of `owner` is live. `false` if that is impossible: its place is free,
-    /// beyond the end, or another page's. Errors: no memory, or its tag is lost.
+    /// Notes that a record of `owner` is live. `false` if that is impossible: the record's place is
+    /// free, beyond the end, or another page's. Errors: no memory, or the record's tag is lost.
     pub(crate) fn retake(&self, owner: SwapEntry, extent: Extent) -> io::Result<bool> {
         let segment = Segment::of(extent.place);
         if segment.0 as usize >= self.segments.count() {
@@ -45,8 +45,8 @@ impl Slots {
     }
 
     /// Frees everything without a live record. Returns the segments to which a write may still be
-    /// under way; they stay taken until they are given back. Errors: no memory, or the left state
-    /// is damaged.
+    /// under way; they stay taken until the caller gives them back. Errors: no memory, or the state
+    /// that was left is damaged.
     pub(crate) fn recover(&self) -> io::Result<Vec<Segment>> {
         let (mut open, mut tables) = (Vec::new(), Vec::new());
         for number in 0..self.clusters.len() as u32 {
@@ -72,7 +72,7 @@ impl Slots {
         there.min(CLUSTER_SEGMENTS) as u32
     }
 
-    /// Sets the bits of a cluster's segments by their uses; the number of free ones.
+    /// Sets the bits of a cluster's segments by their uses. Returns the number of free segments.
     fn recover_cluster(&self, number: u32, cluster: &mut Cluster, open: &mut Vec<Segment>) -> u32 {
         let mut free = 0;
         for word in 0..self.segments_of(number) as usize {

@@ -25,7 +25,7 @@ impl Reserved {
 }
 
 impl Slots {
-    /// The broken-up segments with the fewest slots in use, the emptiest first. Only as many
+    /// The broken-up segments with the fewest slots in use, the emptiest first. Only [`VICTIMS`]
     /// clusters are searched, so the result is right to within an eighth of a segment.
     pub(crate) fn emptiest(&self) -> [Option<Segment>; VICTIMS] {
         let mut fewest: [Option<(Segment, usize)>; VICTIMS] = [None; VICTIMS];

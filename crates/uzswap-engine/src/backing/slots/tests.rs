@@ -76,7 +76,7 @@ fn any_sequence_keeps_free_and_used_the_whole() {
         let (mut noise, mut taken) = (Noise::new(seed), Taken::default());
         let total = slots.segments.count() * BATCH;
         for step in 0..20_000 {
-            // It fills and empties in turn.
+            // The backing fills and empties in turn.
             let fills = step / 2000 % 2 == 0;
             match noise.below(if fills { 8 } else { 14 }) {
                 0..2 => {
@@ -196,7 +196,7 @@ fn the_emptiest_segments_are_found_to_within_an_eighth() {
     let slots = slots(64 * MIB);
     let mut noise = Noise::new(5);
     let mut taken: Vec<Slot> = std::iter::from_fn(|| slots.take_slot(RESERVED)).collect();
-    // Each keeps its own number of slots.
+    // Each segment keeps its own number of slots.
     let share: Vec<u64> = slots.segments.all().map(|_| 1 + noise.below(64)).collect();
     taken.retain(|slot| {
         let stays = noise.below(64) < share[slot.segment().0 as usize];

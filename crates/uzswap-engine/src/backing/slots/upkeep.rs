@@ -57,8 +57,8 @@ impl Slots {
         for number in numbers(&self.empty, 0).filter(|number| !is_current(*number)).take(DISCARDS) {
             let first = number as usize * CLUSTER_SEGMENTS;
             let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
-            // From the count, so that no thread looks for them here. While space is short they are
-            // not worth a discard.
+            // Decrements the count, so that no thread looks for these segments here. While space is
+            // short they are not worth a discard.
             if !self.claim(segments, RESERVED) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Makes free segments: copies the live records of the emptiest ones into the open one.
+//! Makes free segments: copies the live records of the emptiest segments into the open segment.
 
 use super::{FailedRequest, SegmentWriter};
 use crate::backing::record::{Record, record_at};
@@ -13,7 +13,7 @@ use crate::object::Extent;
 use crate::sync::lock;
 use std::io;
 
-/// A segment with more live bytes than this is not cleaned: thirty would be copied to win one.
+/// A segment with more live bytes than this is not cleaned: to win one, cleaning would copy thirty.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
 /// How far cleaning has come.
@@ -75,7 +75,7 @@ impl Cache {
         self.flush(writer);
         let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
         // Only segments written just now are worth cleaning, or the live records of the others
-        // cannot be read. It stops, and does not try again before a record has died.
+        // cannot be read. Cleaning stops, and does not try again before a record has died.
         if won_nothing && self.slots.is_short() && !self.pack_singles() {
             writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
             return false;
@@ -83,7 +83,7 @@ impl Cache {
         true
     }
 
-    /// Copies a segment's live records elsewhere; it is free once they are written.
+    /// Copies a segment's live records elsewhere. The segment is free once the copies are written.
     fn clean(&self, writer: &mut SegmentWriter, victim: Segment) -> bool {
         let Some(mut content) = writer.cleaned.take() else { return false };
         let cleaned = if self.slots.segments.turn(victim, Use::Written, Use::Cleaning) {
@@ -111,13 +111,13 @@ impl Cache {
     }
 
     /// Copies a segment's live records into open ones. A record that cannot be opened stays: each
-    /// load reports the error, and it may be readable the next time.
+    /// load reports the error, and the record may be readable the next time.
     fn copy_live(&self, writer: &mut SegmentWriter, victim: Segment, content: &mut [u8]) -> bool {
         let (mut next, layout) = (0, self.slots.layout);
         while let Some(found) = record_at(content, next, layout) {
             let offset = next;
             next += layout.record_bytes(found.form);
-            // Before the entry is locked: a commit may have to lock the same one.
+            // Flushes before it locks the entry, because a commit may have to lock the same entry.
             if writer.open.as_ref().is_some_and(|open| open.place(found.form).is_none()) {
                 self.flush(writer);
             }
@@ -141,8 +141,8 @@ impl Cache {
         true
     }
 
-    /// Frees the segments whose last record has been moved, and leaves others. No copy is on its
-    /// way.
+    /// Frees the segments whose last record has been moved, and leaves others. No copy is in
+    /// flight.
     pub(super) fn finish_cleaning(&self, writer: &mut SegmentWriter) {
         for victim in writer.cleaning.drain(..) {
             if self.slots.segments.written(victim) {

@@ -2,18 +2,20 @@
 //!
 //! A block is a chain of sequences: a token, the literals, and the distance in two bytes. The token
 //! has the number of literals in its upper four bits, and the length of the match less 4 in its
-//! lower ones. A field of 15 continues in bytes that are added to it, after the token and the
-//! distance, until one is not 255. The last sequence ends after its literals.
+//! lower four. A field of 15 continues in bytes that are added to it, until one is not 255: the
+//! first field's after the token, the second's after the distance. The last sequence ends after its
+//! literals.
 
 use crate::page::{PAGE_BYTES as PAGE, Page};
 use std::ops::Range;
 
-/// By the format, a match begins at least 12 bytes before the end, and ends at least 5.
+/// By the format, a match begins at least 12 bytes before the end of the page, and ends at least 5
+/// before it.
 pub(super) const LAST: usize = PAGE - 12;
 const END: usize = PAGE - 5;
 
-/// Bits of the number of a slot, in a table of where bytes were seen. Twice the slots would make
-/// objects 0.2 % smaller, but the table is cleared for every page.
+/// Bits of a slot's number, in the table of the places where bytes were last seen. Twice the slots
+/// would make objects 0.2 % smaller, but the table is cleared for every page.
 const SLOT_BITS: u32 = 10;
 pub(super) const SLOTS: usize = 1 << SLOT_BITS;
 
@@ -113,7 +115,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Appends the literals up to a match, and the match, as long as it is.
+    /// Appends the literals up to a match, and the whole match.
     #[inline(always)]
     fn append(&mut self, found: Match) -> Option<()> {
         let len = equal_after(self.page, found);

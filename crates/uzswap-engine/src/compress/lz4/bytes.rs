@@ -1,9 +1,10 @@
 //! An encoder of the LZ4 block format that looks for matches at every byte.
 //!
-//! Each place is compared with four before it: as far back as the last two different matches, and
-//! the last two where the same five bytes may have been. The longest counts, by its first eight
-//! bytes; one that is shorter waits for a longer one at the next byte. Objects are smaller than
-//! liblz4's, which looks at one place, and faster to decode, since they have fewer sequences.
+//! Each place is compared with four before it. Two are at the distances of the last two different
+//! matches. The others are the last two places that may have had the same five bytes. The longest
+//! match wins, by its first eight bytes. If not all eight are equal, a longer match at the next
+//! byte wins. Objects are smaller than liblz4's, which looks at one place, and faster to decode,
+//! since they have fewer sequences.
 
 use super::block::{LAST, Match, SLOTS, encode, equal, load, slot};
 use crate::page::Page;
@@ -15,7 +16,8 @@ pub(super) struct Bytes {
     table: [u32; SLOTS],
 }
 
-/// The longest match at a place, its equal bytes above its distance: so the greatest is the best.
+/// A match at a place: its equal bytes, and in the bits below its distance. The greatest is the
+/// best.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank(u64);
 
@@ -79,7 +81,7 @@ impl Bytes {
         *entry = *entry << 16 | at as u32;
         let candidates = [dists[0], dists[1], seen[0], seen[1]];
         let differ = candidates.map(|dist| load(page, at - dist) ^ bytes);
-        // Most places have none, and are done with before anything is compared.
+        // Most places have no match and end here, before matches are compared.
         if differ.iter().all(|differ| *differ as u32 != 0) {
             return None;
         }

@@ -231,8 +231,9 @@ fn join(parts: &Parts, page: &mut Page) {
         let slots = _mm512_maskz_expand_epi32(literal, slots(literals));
         let slots = _mm512_mask_expand_epi32(slots, old, old_slots);
 
-        // A word has its upper bits from the last literal in its slot, up to itself, and its lower
-        // ones from the last literal or partial word. Otherwise they are in the dictionary.
+        // The upper bits of a word are those of the last literal in its slot, up to the word
+        // itself. The lower bits are those of the last literal or partial word there. If the group
+        // has none, they are in the dictionary.
         let members = members(slots, old | whole);
         let earlier = _mm512_and_si512(_mm512_permutexvar_epi32(slots, members), up_to);
         let listed = _mm512_permutexvar_epi32(slots, dictionary);

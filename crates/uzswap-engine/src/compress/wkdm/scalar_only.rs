@@ -1,12 +1,12 @@
 //! The scalar form alone, for processors other than x86-64.
 //!
-//! The other one needs instructions that NEON lacks: they find the lanes of a register with equal
-//! values, and bring the chosen ones together.
+//! The vector form needs instructions that NEON lacks: they find the lanes of a register with equal
+//! values, and bring chosen lanes together.
 
 use super::Parts;
 use crate::page::Page;
 
-/// The vector form, which is not there.
+/// The vector form, which does not exist here.
 #[derive(Clone, Copy)]
 pub(super) enum Vector {}
 
