@@ -1,8 +1,8 @@
 //! The words of memory as it is adopted, changed by a call, and given back.
 //!
 //! Adopted pages that were not used yet are `Empty`, and share a word with their neighbours as long
-//! as none of them is used. So each step here goes by words rather than by pages, and finds the
-//! pages that there are by one question to the kernel ([`Present`]).
+//! as none of them is used. So each step here goes by words rather than by pages, and asks the
+//! kernel once for the present pages ([`Present`]).
 
 #![expect(
     unsafe_code,
@@ -23,37 +23,38 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::map::{self, Pagemap, Scanned};
 
-/// Addresses of a window: so many, or several times as many.
+/// The addresses of a window are a multiple of this.
 const WINDOW: usize = 1 << 30;
-/// At most.
+/// A window has no more addresses.
 const WINDOW_MAX: usize = 1 << 43;
 
-/// A mapping is long if it is so many times the budget: to close each of its pages would take
-/// tables of a 64th of the budget.
+/// A mapping is long if it is so many times the budget: closing each of its pages would take tables
+/// of a 64th of the budget.
 const LONG: u64 = 8;
-/// Where the kernel lists pages only one by one (before Linux 6.7), no more than that is looked
-/// through: it takes some tenths of a second.
+/// If the kernel lists pages only one by one (before Linux 6.7), no longer range is looked through:
+/// this takes some tenths of a second.
 const BLIND: usize = 256 << 30;
 
-/// Which pages a range may have that is adopted.
+/// The pages that an adopted range may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
     /// None: it was never touched.
     Nothing,
     /// Some, that may be read and written.
     Pages,
-    /// Some, that may be read only. Not where pages leave by their protection, which would have to
-    /// tell the program's from its own.
+    /// Some, that may be read only. Not in the mode of protection, which could not tell the
+    /// program's protection from its own.
     ReadOnlyPages,
 }
 
-/// The parts of a range that have pages. The kernel is asked for them as a caller walks through it.
+/// The parts of a range that have pages. The kernel is asked for them as a caller walks through the
+/// range.
 struct Present<'a> {
     /// `None`: there are none.
     pagemap: Option<&'a Pagemap>,
     scanned: Scanned,
     end: usize,
-    /// The answer for a part of which the kernel says nothing.
+    /// The answer for a part that the kernel does not report.
     if_unknown: bool,
 }
 
@@ -68,7 +69,8 @@ impl<'a> Present<'a> {
         Self { pagemap: Some(pagemap), scanned, end: range.end, if_unknown: false }
     }
 
-    /// The first address from `at` on where there may be a page or a guard. Addresses only grow.
+    /// The first address from `at` on where there may be a page or a guard. The addresses of
+    /// successive calls only grow.
     fn from(&mut self, at: usize) -> usize {
         let Some(pagemap) = self.pagemap else { return self.end };
         let next = self.scanned.next(pagemap, at..self.end);
@@ -84,7 +86,7 @@ pub(crate) struct AllTaken {
     pub(crate) emptied: Emptied,
 }
 
-/// Pages that were `Empty` by words that they share, in order.
+/// `Empty` pages that share words, in order.
 #[derive(Default)]
 pub(crate) struct Emptied(Vec<(Arc<Space>, Range<u32>)>);
 
@@ -162,9 +164,9 @@ pub(crate) fn windows(range: Range<usize>) -> impl Iterator<Item = (&'static Spa
     })
 }
 
-/// Gives the kernel's page of zeros back where it is, in memory that nobody may write. A fork does
-/// not inherit it in a mapping that was never written: such a page would be there by its word, and
-/// gone. A kernel that does not tell it from others (before Linux 6.7) keeps it.
+/// Drops the kernel's page of zeros from memory that may only be read. A forked child does not
+/// inherit that page in a mapping that was never written: the page's word would say that it is
+/// there. A kernel that does not tell this page from others (before Linux 6.7) keeps it.
 fn drop_zeros(pagemap: &Pagemap, at: usize, there: &mut [bool], guards: &[bool]) {
     let (mut used, end) = (Scanned::but_zeros(), at + there.len() * PAGE_BYTES);
     let pages = (at..).step_by(PAGE_BYTES);
@@ -200,7 +202,7 @@ impl Inner {
         space.ok_or(Error::Foreign { address })
     }
 
-    /// Makes a window for the beginning of a range, as long as no other is in its way.
+    /// Makes a window for the beginning of a range, up to the next window.
     fn make_window(self: &Arc<Self>, range: Range<usize>) -> Result<Arc<Space>, Error> {
         let base = range.start / WINDOW * WINDOW;
         let ends_at = |end: &usize| *end >= range.end || registry::find(*end).is_some();
@@ -218,7 +220,7 @@ impl Inner {
         Ok(space)
     }
 
-    /// True if a mapping is long: where pages leave behind guards, it is left open.
+    /// True if a mapping is long. Where pages leave behind guards, a long mapping is left open.
     pub(crate) fn is_long(&self, range: &Range<usize>) -> bool {
         range.len() as u64 / LONG > self.budget.bytes()
     }
@@ -237,7 +239,7 @@ impl Inner {
             let source = io::ErrorKind::Unsupported.into();
             return Err(Error::Map { bytes: range.len(), source });
         }
-        // A thread that faults there as soon as it is registered waits for us.
+        // A thread that faults there once the range is registered waits for us.
         space.begin(pages.clone());
         if let Err(source) = self.door.watch(range.clone()) {
             space.end_all_busy(pages, UNCHANGED, Word::UNTOUCHED);
@@ -280,8 +282,8 @@ impl Inner {
         if self.door.leaves_open() { is_long } else { self.door.close_unused(range).is_ok() }
     }
 
-    /// Adopts pages of a block that are `Busy` by their own words, and charges those that are
-    /// there. Returns the page that is next.
+    /// Adopts pages of a block that are `Busy` by their own words, and charges the present ones.
+    /// Returns the next page.
     ///
     /// # Safety
     /// As of [`crate::Pager::adopt`].
@@ -292,20 +294,20 @@ impl Inner {
         let mut charged = 0;
         for ((page, is_there), is_guard) in pages.clone().zip(&there[..known]).zip(&guards) {
             if *is_guard {
-                // Of the program's own: an access is to fail.
+                // A guard of the program's own: an access must fail.
                 space.put(page, ADOPTED, Word::UNTOUCHED);
                 continue;
             }
             if *is_there && contents == Contents::Pages {
-                // A page that was given up (MADV_FREE) is in use again once it is written, and
-                // one of the kernel's zeros becomes the program's own.
+                // A write takes a page that was given up (MADV_FREE) into use again, and replaces
+                // the kernel's page of zeros by one of the program's.
                 let byte = space.address(page) as *mut u8;
                 // SAFETY: mapped and writable, as the caller says; a byte that is exchanged for
                 // itself stays, even if another thread writes it meanwhile. Adding nothing to
                 // it would be no write at all: compilers leave that out.
                 let byte = unsafe { AtomicU8::from_ptr(byte) };
                 let value = byte.load(Relaxed);
-                // Another one has written it: so much the better.
+                // Another thread has written the byte, which is as good.
                 let _ = byte.compare_exchange(value, value, Relaxed, Relaxed);
             }
             charged += i64::from(*is_there);
@@ -316,8 +318,8 @@ impl Inner {
         pages.start + known as u32
     }
 
-    /// Finds out which pages of a range there are, and which are guards of the program's. Touches
-    /// of all others come to us from now on. Returns the number of pages looked at.
+    /// Finds the present pages of a range, and the program's guards. Touches of all other pages
+    /// come to us from now on. Returns the number of pages looked at.
     fn find_pages(
         &self,
         at: usize,
@@ -329,7 +331,7 @@ impl Inner {
         guards.fill(false);
         let known = if has_pages {
             let pagemap = self.door.pagemap();
-            // Of a kernel that does not say, no guards are known.
+            // If the kernel does not tell, no guards are known.
             let _ = pagemap.have_guards(at, guards);
             pagemap.have_pages(at, there)
         } else {
@@ -339,8 +341,8 @@ impl Inner {
         if let (Ok(known), Contents::ReadOnlyPages) = (&known, contents) {
             drop_zeros(self.door.pagemap(), at, &mut there[..*known], guards);
         }
-        // A page that cannot be asked about is taken to be there. An absent one then ends the
-        // process.
+        // A page that cannot be asked about is taken to be there. If it is absent, a touch of it
+        // ends the process.
         let known = known.unwrap_or_else(|_| {
             there.fill(true);
             many
@@ -350,7 +352,7 @@ impl Inner {
         known
     }
 
-    /// Finds the pages of a window that were left open and are used.
+    /// Finds the used pages in a window's mappings that were left open.
     pub(crate) fn find_used_in(&self, space: &Space) {
         let mut present = Present::of_used(self.door.pagemap(), space.range());
         let mut at = 0;
@@ -366,7 +368,7 @@ impl Inner {
                     at = used;
                     continue;
                 }
-                // If it has changed meanwhile, another thread uses it.
+                // If the word has changed meanwhile, another thread uses the page.
                 if found.take() {
                     space.divide(&found, Word::EMPTY);
                 }
@@ -377,8 +379,8 @@ impl Inner {
         }
     }
 
-    /// Gives the first of these pages back to the program, and those behind it while that is one
-    /// step; the next page.
+    /// Gives the first of these pages back to the program, and those after it that the same step
+    /// can take. Returns the next page.
     pub(crate) fn release_from(&self, space: &Space, pages: Range<u32>) -> u32 {
         let empty = self.release_empty(space, pages.clone());
         if empty > pages.start {
@@ -391,14 +393,14 @@ impl Inner {
         match found.word.kind() {
             Kind::Untouched => return found.end(),
             Kind::Busy => space.wait(page),
-            // It is the word of pages outside of the range, too.
+            // The word is also that of pages outside of the range.
             _ if found.take() => space.divide(&found, found.word),
             _ => {}
         }
         page
     }
 
-    /// Gives the first of these pages back that are `Empty`; the page behind them.
+    /// Gives the first `Empty` pages back; returns the page after them.
     fn release_empty(&self, space: &Space, pages: Range<u32>) -> u32 {
         let mut end = pages.start;
         while end < pages.end
@@ -416,7 +418,7 @@ impl Inner {
         end
     }
 
-    /// Gives a page back that has a word of its own; the next page.
+    /// Gives a page with a word of its own back; returns the next page.
     fn release_page(&self, space: &Space, page: u32) -> u32 {
         if !space.bring_in(page, |word| Some(word.with(Word::USED))) {
             return page + 1;
@@ -432,7 +434,7 @@ impl Inner {
         page + 1
     }
 
-    /// Pages that were not adopted are, and are `Empty`: by userfaultfd they are absent.
+    /// Adopts pages as `Empty`: with userfaultfd they are absent.
     pub(crate) fn give_empty(self: &Arc<Self>, range: Range<usize>) -> Result<(), Error> {
         self.windows_over(range.clone())?;
         for (space, pages) in windows(range) {
@@ -453,8 +455,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes all adopted pages of a range `Busy`. It waits for none while it has another: the
-    /// holder of that one may wait for memory, and reclaim for a page that is held here.
+    /// Makes all adopted pages of a range `Busy`. Waits for no page while it has others: the thread
+    /// that has the page may wait for memory, and reclaim for a page that is taken here.
     pub(crate) fn take_all(&self, range: &Range<usize>) -> AllTaken {
         let mut taken = AllTaken::default();
         while let Some((space, page)) = self.take_free(range, &mut taken) {
@@ -464,7 +466,7 @@ impl Inner {
         taken
     }
 
-    /// Takes pages of a range; one that somebody else has ends it.
+    /// Takes pages of a range, up to one that another thread has; returns that one.
     fn take_free(&self, range: &Range<usize>, taken: &mut AllTaken) -> Option<(Arc<Space>, u32)> {
         for (space, pages) in windows(range.clone()) {
             let Some(space) = self.regions().get(&space.id).cloned() else { continue };
@@ -474,7 +476,7 @@ impl Inner {
                 match found.word.kind() {
                     Kind::Untouched => {}
                     Kind::Busy => return Some((space, at)),
-                    // It has changed just now.
+                    // The word has changed just now.
                     _ if !found.take() => continue,
                     _ if !found.is_shared() => {
                         let (space, was) = (space.clone(), found.word);

@@ -49,7 +49,7 @@ impl PagerBuilder {
         self
     }
 
-    /// Most bytes that the pool will ever need of a budget that may grow; by default the machine's
+    /// The most bytes that the pool may ever need if the budget grows; by default the machine's
     /// memory. Tables take 64 bytes for each 2 MiB.
     pub fn memory_max(mut self, bytes: u64) -> Self {
         self.memory_max = Some(bytes);
@@ -74,7 +74,7 @@ impl PagerBuilder {
         self
     }
 
-    /// The same in a file without a name in a folder, which takes space as it is written, at most
+    /// A backing in a file without a name in `folder`, which takes space as it is written, at most
     /// `bytes`. With [`OnFork::Whole`] a child has a copy of it.
     pub fn unnamed_backing(mut self, folder: impl Into<PathBuf>, bytes: u64) -> Self {
         self.unnamed = Some((folder.into(), bytes));
@@ -95,7 +95,7 @@ impl PagerBuilder {
         self
     }
 
-    /// A forked process's share; [`OnFork::Absent`] by default.
+    /// The share of a forked child in the regions; [`OnFork::Absent`] by default.
     pub fn on_fork(mut self, on_fork: OnFork) -> Self {
         self.on_fork = on_fork;
         self
@@ -119,8 +119,8 @@ impl PagerBuilder {
         self
     }
 
-    /// Writes each touch of a page that is not there to a trace, which was made by [`Log::create`].
-    /// The budget is for pages alone then, and the pool is beside it without a limit.
+    /// Writes each touch of an absent page to a trace that [`Log::create`] has made. The budget is
+    /// then for pages alone, and the pool has no limit.
     pub fn accesses(mut self, trace: impl Into<PathBuf>) -> Self {
         self.accesses = Some(trace.into());
         self
@@ -128,7 +128,7 @@ impl PagerBuilder {
 
     /// Makes the pager and starts its threads.
     pub fn build(self) -> Result<Pager, Error> {
-        // Errors in the rest are returned before a file is made.
+        // Errors in other options are returned before a file is made.
         check_memory(self.bytes()?)?;
         self.compressor.parse::<Algorithm>()?;
         let connected = self.store.as_deref().map(connect).transpose()?;
@@ -250,7 +250,7 @@ fn connect(address: &str) -> Result<Connected, Error> {
 }
 
 impl Pager {
-    /// The options of a new one.
+    /// The options of a new pager.
     pub fn builder() -> PagerBuilder {
         PagerBuilder {
             memory: None,

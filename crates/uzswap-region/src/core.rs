@@ -1,8 +1,8 @@
 //! The state that all parts of a pager share, and its regions, which know their pager.
 //!
-//! It knows nothing of those that change it. The passes come after it ([`crate::fault`],
-//! [`crate::reclaim`], [`crate::ahead`]), and so do the doors ([`crate::doors`]) and everything
-//! that a program sees ([`crate::pager`], [`crate::region`], [`crate::window`]).
+//! This module knows none of those that change the state: the passes ([`crate::fault`],
+//! [`crate::reclaim`], [`crate::ahead`]), the doors ([`crate::doors`]), and everything that a
+//! program sees ([`crate::pager`], [`crate::region`], [`crate::window`]).
 
 pub(crate) mod door;
 pub(crate) mod keys;
@@ -54,17 +54,17 @@ pub(crate) struct Inner {
     pub(crate) ahead: AheadRequest,
     pub(crate) hand: Mutex<Hand>,
     pub(crate) returns: Returns,
-    /// Of the process whose pager it is: see [`steady::generation`].
+    /// The generation of the process whose pager it is: see [`steady::generation`].
     generation: AtomicU32,
     pub(crate) on_fork: OnFork,
     /// The trace that touches are written to: see [`crate::accesses`].
     pub(crate) log: Option<Log>,
     regions: RwLock<BTreeMap<u32, Arc<Space>>>,
-    /// The backing, if it is files that children go on with.
+    /// The backing, if it is files that children continue to use.
     pub(crate) layers: Option<Layers>,
     /// The backing, if a part of it is at a store.
     pub(crate) tiers: Option<Tiers>,
-    /// Of windows.
+    /// The keys of windows' pages.
     pub(crate) keys: Keys,
     pub(crate) mode: Mode,
     next_region: AtomicU32,
@@ -124,7 +124,7 @@ impl Inner {
         Ok(inner)
     }
 
-    /// Where absent pages are faults.
+    /// The userfaultfd, where absent pages are faults.
     pub(crate) fn uffd(&self) -> &Uffd {
         self.door.uffd().expect("asked for where faults are at absent pages")
     }
@@ -206,7 +206,7 @@ impl Inner {
         self.generation.load(Relaxed)
     }
 
-    /// In a fork that has all of its parent's pager: it is this process's own.
+    /// In a forked child that has all of its parent's pager: makes the pager this process's own.
     pub(crate) fn adopt_process(&self) {
         self.generation.store(steady::generation(), Relaxed);
     }
@@ -215,7 +215,7 @@ impl Inner {
         self.next_region.fetch_add(1, Relaxed)
     }
 
-    /// Counts bytes of a table that was made, or went.
+    /// Counts bytes of a table that was made or freed.
     pub(crate) fn count_table(&self, bytes: i64) {
         self.table_bytes.fetch_add(bytes, Relaxed);
     }

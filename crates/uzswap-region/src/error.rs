@@ -62,7 +62,7 @@ pub enum Error {
     /// A number is out of range.
     #[error("{what} is {value}; it must be {must}")]
     Range {
-        /// Which.
+        /// The number.
         what: &'static str,
         /// The given value.
         value: u64,
@@ -133,7 +133,7 @@ pub enum Error {
     /// A page cannot be taken out now.
     #[error("no room to take pages out: {reason}; raise the budget or give a backing")]
     Full {
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
     /// A thread could not be started, a signal handler not be set.

@@ -2,7 +2,7 @@
 //!
 //! Locks that other threads hold at that moment would be held for ever in the child. So
 //! [`Pager::before_fork`] waits until no page goes out and none comes in. Then the child makes its
-//! copy of the pager its own. Where it cannot, it brings all pages to their places, without one.
+//! copy of the pager its own. If it cannot, it brings all pages to their places, and has no pager.
 
 #![expect(
     unsafe_code,
@@ -30,13 +30,12 @@ use uzswap_sys::process::Lifted;
 use uzswap_sys::{map, proc_mem};
 use uzswap_trace::Log;
 
-/// Ours have numbers below it ([`uzswap_sys::process::out_of_the_way`]).
+/// Our descriptors have numbers below it ([`uzswap_sys::process::out_of_the_way`]).
 const DESCRIPTORS: u64 = 1024;
 
 impl Pager {
-    /// In a fork, after [`BeforeFork::in_child`], as soon as the C library is whole: from a handler
-    /// of
-    /// `pthread_atfork` that was set after this pager was made.
+    /// Called in a forked child, after [`BeforeFork::in_child`], as soon as the C library is whole:
+    /// from a handler of `pthread_atfork` that was set after this pager was made.
     pub fn after_fork(&self) -> io::Result<()> {
         self.inner().adopt_process();
         self.restart_threads()?;
@@ -51,7 +50,7 @@ impl Pager {
         let blocked = Blocked::all();
         let limits = pager.inner().lift_limits();
         let inner = pager.inner().clone();
-        // A holder of `steady` may wait for faults, and those for room that reclaim would make.
+        // A holder of `steady` may wait for faults, and faults for room that reclaim would make.
         inner.budget.set_lifted(true);
         let steady = steady::unsteady();
         // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,
@@ -81,7 +80,7 @@ pub struct BeforeFork {
     backing: Option<ForChild>,
     /// The store.
     store: Option<uzswap_remote::BeforeFork<'static>>,
-    /// The program may have limited itself to less than the child's descriptors and file need.
+    /// The program's limits, which may be too low for the child's descriptors and file.
     limits: Lifted,
     _blocked: Blocked,
     pager: Pager,
@@ -94,9 +93,9 @@ impl std::fmt::Debug for BeforeFork {
 }
 
 impl BeforeFork {
-    /// Has parent and child write apart from now on.
+    /// Makes parent and child write apart from now on.
     fn part_backing(&mut self, parts: &'static Inner) -> io::Result<()> {
-        // Its thread reads and writes the local backing.
+        // First the store, whose thread reads and writes the local backing.
         self.store = parts.tiers.as_ref().map(Tiers::before_fork);
         self.backing = parts.layers.as_ref().map(Layers::before_fork).transpose()?;
         if let (Some(tiers), Some(store)) = (&parts.tiers, &mut self.store) {
@@ -120,10 +119,11 @@ impl BeforeFork {
         drop((lanes, regions, steady, backing, store, limits));
     }
 
-    /// In the child: the pager is its own, with descriptors of its own; it has threads again once
-    /// [`Pager::after_fork`] is called. A child may not get those descriptors: `/proc` is closed to
-    /// it, or a filter forbids userfaultfd. Then all pages are in their places and the program's
-    /// own, and the reason is returned. Safe as soon as the kernel has made the child.
+    /// In the child: makes the pager its own, with descriptors of its own. The pager has threads
+    /// again after [`Pager::after_fork`]. A child may not get those descriptors: `/proc` is closed
+    /// to it, or a filter forbids userfaultfd. Then all pages are brought to their places and are
+    /// the program's own, and the reason is returned. Safe as soon as the kernel has made the
+    /// child.
     ///
     /// Errors: a page that is out cannot be brought in; the child must not go on.
     pub fn in_child(mut self) -> io::Result<Option<io::Error>> {
@@ -132,7 +132,7 @@ impl BeforeFork {
         fault_signals::forked();
         inner.adopt_process();
         inner.log.iter().for_each(Log::forked);
-        // The parent may be held; the child's own thread will learn if the child is.
+        // The parent may be suspended; the child's own thread will learn if the child is.
         inner.budget.set_suspended(false);
         let renewed = inner.door.renew().and_then(|()| inner.staging.renew());
         if let (Some(layers), Some(own)) = (&inner.layers, &self.backing) {
@@ -146,7 +146,7 @@ impl BeforeFork {
         if renewed.is_ok() {
             spaces.iter().try_for_each(|space| inner.inherit_space(space))?;
         }
-        // A thread without room gets it all the same, until there are threads that make some.
+        // A thread without room gets memory all the same, until there are threads that make room.
         self.end();
         if renewed.is_err() {
             spaces.iter().try_for_each(|space| inner.restore_space(space))?;
@@ -161,14 +161,15 @@ impl Inner {
         Lifted::new(&[(Resource::Nofile, DESCRIPTORS), (Resource::Fsize, file)])
     }
 
-    /// In a fork: finds the pages that another thread of the parent's had, and registers the
-    /// adopted memory.
+    /// In the child: finds the pages that another thread of the parent's had `Busy`, and registers
+    /// the adopted memory.
     fn inherit_space(&self, space: &Space) -> io::Result<()> {
         let mut at = 0;
         while at < space.pages() {
             let found = space.words.find(at);
             if found.word.kind() == Kind::Busy {
-                // Pages that share a word are alike: they are about to get words of their own.
+                // Pages that share a word are alike: the parent was about to give them words of
+                // their own.
                 let word = match found.is_shared() {
                     true if space.is_window() => Word::EMPTY,
                     true => Word::UNTOUCHED,
@@ -183,8 +184,8 @@ impl Inner {
         })
     }
 
-    /// In a fork: gives up those pages of a run that it has not inherited (`MADV_DONTFORK`), since
-    /// nothing is mapped there; the others.
+    /// In the child: gives up the pages of a run that it has not inherited (`MADV_DONTFORK`), since
+    /// nothing is mapped there. Returns the others.
     fn inherited_parts(&self, space: &Space, run: Range<u32>) -> Vec<Range<u32>> {
         let is_mapped = |pages: &Range<u32>| {
             map::is_mapped(space.address(pages.start)..space.address(pages.end))
@@ -208,8 +209,8 @@ impl Inner {
         parts
     }
 
-    /// Gives up the pages of a word. Pages that share one are zeros: those of them that are mapped
-    /// are the program's own from now on.
+    /// Gives up the pages of a word. Pages that share one are zeros: the mapped ones are the
+    /// program's own from now on.
     fn forget_uninherited(&self, space: &Space, page: u32) {
         let found = space.words.find(page);
         let mut was = found.word;
@@ -225,8 +226,8 @@ impl Inner {
         space.end_busy(&found, GONE, Word::UNTOUCHED);
     }
 
-    /// In a fork that cannot have a door of its own: writes each page that is out to its place. All
-    /// memory is the program's own from then on.
+    /// In a child that cannot have a door of its own: writes each page that is out to its place.
+    /// All memory is the program's own from then on.
     fn restore_space(&self, space: &Space) -> io::Result<()> {
         adopted_runs(space).for_each(|run| drop(self.inherited_parts(space, run)));
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
@@ -265,7 +266,7 @@ impl Inner {
             };
             let address = space.address(page);
             if is_out || word.kind() == Kind::Empty {
-                // By userfaultfd it can be touched: nothing is registered in a fork.
+                // With userfaultfd the page can be touched: nothing is registered in a child.
                 let _ = self.door.let_zeros_in(address..address + PAGE_BYTES, true);
             }
             if is_out {
@@ -284,7 +285,7 @@ impl Inner {
         Ok(self.whereabouts_by(space, page, is_there))
     }
 
-    /// The same, if it is known whether the page is in its place.
+    /// The same; `is_there`: the page is in its place.
     fn whereabouts_by(&self, space: &Space, page: u32, is_there: bool) -> Word {
         let is_stored = space.key_if_any(page).is_some_and(|key| self.cache.has(key));
         if is_there {

@@ -1,8 +1,8 @@
 //! File I/O with memory that may be paged out, in any mode.
 //!
 //! In the in-thread mode the kernel cannot fetch a page: a system call that is given memory which
-//! is paged out answers EFAULT. These copy through a buffer of their own: the copy runs in the
-//! thread, whose faults are served. One copy more than the call alone, some 0.1 ns a byte.
+//! is paged out answers EFAULT. These functions copy through a buffer of their own: the copy runs
+//! in the thread, whose faults are served. The copy costs some 0.1 ns a byte.
 
 use rustix::fd::AsFd;
 use std::io;
@@ -43,7 +43,7 @@ fn in_parts(
         let buffer = &mut buffer[..part.len()];
         let count = match call(done, buffer) {
             Ok(count) => count,
-            // The bytes that were read stay so; the next call meets the error again.
+            // The bytes that were read count; the next call meets the error again.
             Err(_) if done > 0 => break,
             Err(error) => return Err(error.into()),
         };

@@ -10,14 +10,14 @@
 //!                    layer    A                 layer    A
 //! ```
 //! For each granule of the backing, a byte says which file has it. A fork costs a new file, however
-//! much was written. Where little was, the child gets a copy of that instead, so that a process
-//! which forks often does not end up with many layers. If there is no number left for another
-//! layer, the smallest ones are copied into one.
+//! much was written. If the parent has written little, the child gets a copy of that instead, so
+//! that a process which forks often does not end up with many layers. If there is no number left
+//! for another layer, the smallest ones are copied into one.
 //!
 //! A layer takes its space on the disk until neither process needs a granule of it, or both have
 //! ended.
 //!
-//! Writes are not made by io_uring: parent and child would have one ring in common.
+//! Writes do not use io_uring: parent and child would share one ring.
 
 #![expect(
     unsafe_code,
@@ -39,11 +39,11 @@ use uzswap_engine::backing::{Backing, Completion, FileBacking, Write};
 use uzswap_sys::map::Mapping;
 use uzswap_sys::{process, shared};
 
-/// The top, and the layers that there may be below it.
+/// The most files: the top, and the layers below it.
 const FILES: usize = 6;
-/// Of a top with at most so many granules, 1 MiB, the child of a fork gets a copy.
+/// A child gets a copy of a top with at most so many granules, 1 MiB.
 const COPIED: u64 = 256;
-/// Bytes of a granule. Writes begin at one, and where one ends within a granule, the rest of that
+/// Bytes of a granule. A write begins at a granule. If it ends within one, the rest of that granule
 /// is not read before it is written.
 const GRANULE: u64 = PAGE_BYTES as u64;
 
@@ -105,8 +105,8 @@ impl Layers {
         files.chain([&self.0.empty]).map(AsRawFd::as_raw_fd).collect()
     }
 
-    /// Makes the child's top. Nobody reads or writes until the fork was made, or failed. Errors:
-    /// the disk has no room, or the process may not have another file; then all is as before.
+    /// Makes the child's top. No thread reads or writes until the fork was made, or failed. Errors:
+    /// the disk has no room, or the process may not have another file; then nothing has changed.
     pub(crate) fn before_fork(&self) -> io::Result<ForChild> {
         let inner = &*self.0;
         inner.close_unused()?;
@@ -137,7 +137,7 @@ impl Layers {
 }
 
 impl ForChild {
-    /// Writes something that the child alone shall find there. Both are multiples of a granule.
+    /// Writes data for the child alone. Offset and length are multiples of a granule.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.written.push(granules(offset, bytes.len()));
         self.file.write_all_at(bytes, offset)
@@ -172,8 +172,8 @@ impl Inner {
         (0..FILES).filter(move |&number| number != top && self.counts[number].load(Relaxed) == 0)
     }
 
-    /// Copies the smaller half of the layers into one; returns the number of another one, which is
-    /// unused now.
+    /// Copies the smaller half of the layers into one; returns the number of a file that is unused
+    /// now.
     fn join_smallest(&self) -> io::Result<usize> {
         let top = self.top.load(Relaxed);
         let mut layers: Vec<_> = (0..FILES).filter(|number| *number != top).collect();
@@ -234,7 +234,7 @@ impl Inner {
         &self.files[self.granules.get(granule).unwrap_or(self.top.load(Relaxed))]
     }
 
-    /// The top, which has a range from now on.
+    /// Notes that the top has a range from now on, and returns the top.
     fn top_for(&self, offset: u64, bytes: usize) -> &FileBacking {
         let top = self.top.load(Relaxed);
         self.set(granules(offset, bytes), Some(top));
@@ -304,7 +304,7 @@ fn again(file: &File) -> io::Result<File> {
     Ok(process::out_of_the_way(OwnedFd::from(file.try_clone()?))?.into())
 }
 
-/// The file, which is read and written directly from now on. Before Linux 6.6 one in memory is not.
+/// Sets a file to direct reads and writes. Before Linux 6.6 a file in memory refuses that.
 fn direct(file: &File) -> io::Result<&File> {
     match fs::fcntl_setfl(file, fs::fcntl_getfl(file)? | OFlags::DIRECT) {
         Ok(()) | Err(Errno::INVAL) => Ok(file),

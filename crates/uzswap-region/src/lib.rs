@@ -1,4 +1,4 @@
-//! Memory of a program's own that is compressed in place.
+//! Regions: memory of a program that is compressed in place.
 //!
 //! ```no_run
 //! use uzswap_region::{Advice, Pager, RegionVec};
@@ -11,14 +11,13 @@
 //! # Ok::<(), uzswap_region::Error>(())
 //! ```
 //! A [`Pager`] has a budget; its regions take as much memory as that allows. The rest of their
-//! pages is kept compressed in the engine's cache, or on its backing. Nothing of it needs root, a
-//! swap device or a setting of the host: faults are served through userfaultfd by the thread that
-//! meets them ([`Mode`]).
+//! pages is kept compressed in the engine's cache, or on its backing. This needs neither root, nor
+//! a swap device, nor a setting of the host: the thread that meets a fault serves it through
+//! userfaultfd ([`Mode`]).
 //!
 //! Read it in the order of the modules: a page's word and its states, how faults are served, how
 //! pages are taken out.
 
-// In the order in which to read them.
 mod page;
 
 mod ahead_request;

@@ -7,8 +7,8 @@ use std::str::FromStr;
 /// The threads that serve faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// The thread that faults, in a handler of SIGBUS. Needs no privilege and is the faster one. A
-    /// system call that is given absent memory of a region fails with `EFAULT`: pin it before.
+    /// The thread that faults, in a handler of SIGBUS. Needs no privilege and is faster. A system
+    /// call that is given absent memory of a region fails with `EFAULT`: pin the memory first.
     InThread,
     /// Threads of the pager's own. System calls may be given any memory of a region. Needs access
     /// to `/dev/userfaultfd`, the sysctl `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`.
@@ -26,9 +26,9 @@ pub enum Means {
     Moves,
     /// userfaultfd, and pages are copied (Linux 5.11).
     Copies,
-    /// Guards in their places (Linux 6.15). Needs `/proc/self/mem`, as the next.
+    /// Guards in their places (Linux 6.15). Needs `/proc/self/mem`, as does the next.
     Guards,
-    /// They may not be accessed.
+    /// Pages that are out may not be accessed.
     Protection,
 }
 

@@ -25,8 +25,8 @@ impl fmt::Debug for Pager {
 }
 
 impl Pager {
-    /// Changes the budget. Takes effect at once; pages above a smaller one are evicted within
-    /// moments.
+    /// Changes the budget. Takes effect immediately; pages above a smaller budget are evicted
+    /// within moments.
     pub fn set_memory(&self, memory: impl Into<MemorySize>) -> Result<(), Error> {
         let inner = self.inner();
         inner.check_process()?;
@@ -40,8 +40,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Decides if a thread without room waits for a larger budget; if not, that ends the process.
-    /// It does not by itself.
+    /// Decides if a thread without room waits for a larger budget. By default it does not, and ends
+    /// the process.
     pub fn set_patient(&self, is_patient: bool) {
         self.inner().budget.set_patient(is_patient);
     }
@@ -56,7 +56,7 @@ impl Pager {
         self.inner().budget.bytes()
     }
 
-    /// The least budget with which threads go on, bytes. It has the empty cache, a section of its
+    /// The least budget with which threads can go on, bytes: the empty cache, a section of its
     /// pool, the pages that cannot leave at present, and a few that come and go.
     pub fn least_memory(&self) -> u64 {
         self.inner().least_bytes()
@@ -96,12 +96,12 @@ impl Pager {
         self.handle.start(1).map(|()| result)
     }
 
-    /// Opens all descriptors anew, under the same numbers: the program has closed some. No page was
-    /// adopted yet, and no thread of the program runs. Errors: not all can be had.
+    /// Opens all descriptors again, under the same numbers: the program has closed some. No page is
+    /// adopted yet, and no thread of the program runs. Errors: one of them cannot be opened.
     pub fn renew_descriptors(&self) -> std::io::Result<()> {
         let inner = self.inner();
         if inner.tiers.is_some() {
-            // Its connections cannot be had anew.
+            // The connections to a store cannot be made again.
             return Err(std::io::ErrorKind::NotConnected.into());
         }
         inner.door.renew()?;

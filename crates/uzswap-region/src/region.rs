@@ -1,4 +1,4 @@
-//! A region as its user has it.
+//! A region as its user sees it.
 
 #![expect(
     unsafe_code,
@@ -28,7 +28,7 @@ use uzswap_sys::uffd::Fault;
 /// The expected accesses to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
-    /// Anything: streams are found by themselves. For the whole region, whatever the range.
+    /// No known order: the pager finds streams itself. For the whole region, whatever the range.
     Normal,
     /// In order: many pages come in at each fault. For the whole region.
     Sequential,
@@ -46,7 +46,7 @@ pub enum Advice {
 
 /// Memory whose pages are compressed when there is no room for them. Unmapped when dropped.
 ///
-/// It is used through [`RegionRef::as_ptr`], like any memory; two rules besides:
+/// Use it through [`RegionRef::as_ptr`], like any memory, with two rules:
 /// - In [`crate::Mode::InThread`], pin memory for a system call ([`RegionRef::pin`]). A thread that
 ///   touches the region must not block SIGBUS: the process would be killed.
 /// - No thread's stack lies in it.
@@ -59,7 +59,7 @@ impl Region {
 
     /// Leaves the region mapped and returns its address, for callers that can keep no more than
     /// that: [`Pager::region_at`] finds it again, [`Pager::unmap`] unmaps it. The region does not
-    /// keep the pager, and lasts no longer than the process.
+    /// keep the pager alive, and lasts no longer than the process.
     pub fn into_raw(self) -> NonNull<u8> {
         let kept = ManuallyDrop::new(self);
         // SAFETY: read once, and `kept` is never dropped; so the handles go and the region stays.
@@ -76,7 +76,7 @@ impl Deref for Region {
     }
 }
 
-/// A region that somebody else keeps mapped: all that can be done with one but to unmap it.
+/// A region that another owner keeps mapped: it can do everything that a region can, except unmap.
 pub struct RegionRef {
     space: Arc<Space>,
     pager: Pager,
@@ -155,11 +155,11 @@ impl RegionRef {
         self.pager.inner().check_process()
     }
 
-    /// Brings a page in and changes its word while it is there.
+    /// Brings a page in and changes its word while it is resident.
     fn with_resident(&self, page: u32, to: impl Fn(Word) -> Option<Word>) {
         loop {
             let word = self.space.load(page);
-            // Guarded, it would not do for a system call that writes it.
+            // A system call that writes to a guarded page would fail.
             if word.kind() != Kind::Resident || word.has(Word::GUARDED) {
                 let address = self.space.address(page);
                 let fault = Fault { address, is_write: false, instruction: 0 };
@@ -219,8 +219,8 @@ impl Pager {
         self.inner().regions().len()
     }
 
-    /// Unmaps the region that begins at `address`, as dropping it does; for callers that only have
-    /// its address, of [`Region::into_raw`].
+    /// Unmaps the region that begins at `address`, like dropping it, for callers that only have its
+    /// address from [`Region::into_raw`].
     ///
     /// # Safety
     /// Nobody uses the memory or a [`RegionRef`] of it any more, and no [`Region`] or
@@ -252,11 +252,11 @@ fn new_space(id: u32, inner: &Arc<Inner>, bytes: usize, area: Area) -> Result<Sp
 }
 
 impl Inner {
-    /// Takes a region apart.
+    /// Unmaps a region.
     fn unmap(&self, space: &Space) {
         let _blocked = Blocked::all();
         registry::remove(space);
-        // Before anything is held that a handler may come to wait for.
+        // Nothing is held yet that a handler may wait for.
         self.handlers.wait();
         let _steady = self.steady();
         self.regions_mut().remove(&space.id);

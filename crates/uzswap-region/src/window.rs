@@ -1,10 +1,9 @@
 //! Memory that a program has already: adopted where it lies.
 //!
-//! A *window* is a [`Space`] over whole GiB of addresses. Its pages are the program's, which maps
-//! and unmaps them. Only adopted pages have a word other than `Untouched`. So one program has few
-//! windows, whatever it maps, and a page is found as in a region. Adopted pages that were not used
-//! yet share words ([`crate::page::words`]), so a reservation of terabytes is one window, and costs
-//! little.
+//! A *window* is a [`Space`] over whole GiB of addresses. The program maps and unmaps its pages.
+//! Only adopted pages have a word other than `Untouched`. So one program has few windows, whatever
+//! it maps, and a page is found as in a region. Adopted pages that were not used yet share words
+//! ([`crate::page::words`]), so a reservation of terabytes is one window, and costs little.
 //!
 //! The caller of this module sees the program's system calls before the kernel does. It makes calls
 //! that unmap, move or drop adopted pages inside of [`Pager::change`] or [`Pager::move_adopted`].
@@ -40,7 +39,7 @@ use uzswap_tree::{Figures, Remote};
 /// The fate of pages that a call of the program's has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// They are not the pager's any more: they were unmapped, or the mapping there is another's.
+    /// They are not the pager's any more: they were unmapped, or another mapping took their place.
     Gone,
     /// They read as zeros.
     Zeroed,
@@ -61,7 +60,7 @@ impl Pager {
     /// pages, none of which is adopted. The program may go on using it meanwhile.
     ///
     /// # Safety
-    /// The range is as said. Nobody unmaps, moves or drops any of it from now on but inside of
+    /// The range is as said. From now on its pages are unmapped, moved or dropped only inside of
     /// [`Self::change`] and [`Self::move_adopted`]. It holds no stack, nothing of this pager's, and
     /// nothing that the kernel reads or writes outside of system calls.
     pub unsafe fn adopt(&self, range: Range<usize>, contents: Contents) -> Result<(), Error> {
@@ -101,7 +100,7 @@ impl Pager {
     }
 
     /// Makes a call that changes the mappings of a range, while no other thread has an adopted page
-    /// of it. `call` says whether it did; if not, all is as it was.
+    /// of it. `call` returns true if it succeeded; otherwise nothing has changed.
     pub fn change<R>(
         &self,
         range: Range<usize>,
@@ -148,8 +147,8 @@ impl Pager {
         }
     }
 
-    /// True if a page is adopted, and not in its place. Of pages that were never used the kernel
-    /// knows that, too.
+    /// True if a page is adopted, and not in its place. Pages that were never used do not count:
+    /// the kernel reports them itself.
     pub fn is_out(&self, address: usize) -> bool {
         find(address).is_some_and(|(space, page)| {
             let is_out =
@@ -163,14 +162,14 @@ impl Pager {
         let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
         // An error would mean that the process has no pager any more.
         let _ = self.set_memory(most);
-        // Pages on their way out have left then, and no more follow.
+        // After this no page is on its way out, and no more follow.
         drop(steady::unsteady());
         let windows: Vec<_> = self.inner().regions().values().cloned().collect();
         for space in windows {
             let mut next = space.next_touched(0);
             while let Some(page) = next {
-                // Pages that read as zeros do so for everybody. Another thread may be bringing one
-                // in, and would end before it is there.
+                // Pages that read as zeros do so for everyone. A thread that is bringing a page in
+                // may end before the page is there.
                 if matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Busy) {
                     space.bring_in(page, |word| Some(word.with(Word::USED)));
                 }
@@ -179,8 +178,8 @@ impl Pager {
         }
     }
 
-    /// Finds the pages that the program has used of long mappings that were left open
-    /// (`doors/guards.rs`): they are charged, and may leave from now on.
+    /// Finds the used pages of long mappings that were left open (`doors/guards.rs`): they are
+    /// charged, and may leave from now on.
     pub fn find_used(&self) {
         let inner = self.inner();
         if !inner.door.leaves_open() {
@@ -195,7 +194,7 @@ impl Pager {
         inner.budget.ring();
     }
 
-    /// Gives all adopted memory back to the program, whatever the budget. Nobody adopts any
+    /// Gives all adopted memory back to the program, whatever the budget. No memory is adopted
     /// meanwhile, and the pager has no threads ([`Self::stop_threads`]).
     pub fn give_all_back(&self) {
         let inner = self.inner();
@@ -204,7 +203,7 @@ impl Pager {
         windows.into_iter().for_each(|window| self.release(window));
     }
 
-    /// Compresses the adopted pages of a range now, but for pinned ones. Errors: there is no room
+    /// Compresses the adopted pages of a range now, except pinned ones. Errors: there is no room
     /// for all of it, and the rest stays.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
         let inner = self.inner();
@@ -233,9 +232,9 @@ impl Pager {
         pinned
     }
 
-    /// Pins a range, if all of it is adopted and there; pins nothing, and returns no page, if
-    /// none of it is adopted. `None` if only parts are. Unlike [`Self::pin`] it calls nothing of
-    /// the C library and uses no vector registers but those of any x86-64.
+    /// Pins a range, if all of it is adopted and there. If none of it is adopted, pins nothing, and
+    /// returns no page. `None` if only parts are. Unlike [`Self::pin`] it calls nothing of the C
+    /// library and uses no vector registers but those of any x86-64.
     pub fn pin_present(range: Range<usize>) -> Option<Range<usize>> {
         let start = range.start / PAGE_BYTES * PAGE_BYTES;
         let mut pinned = start..start;
@@ -271,12 +270,12 @@ impl Pager {
     }
 
     /// Makes a call that moves a mapping (`mremap`), and may change its length to `bytes`. Its
-    /// pages go along; `source` is the state of their old addresses afterwards. `call` returns
-    /// their new address, and `None` if it failed. Pages that the mapping has more are adopted as
-    /// well; those that it has less were unmapped.
+    /// pages move along. `source` is the later state of their old addresses. `call` returns the new
+    /// address, or `None` if it failed. Pages by which the mapping grows are adopted as well; those
+    /// by which it shrinks were unmapped.
     ///
     /// # Safety
-    /// As of [`Self::adopt`], for where they are then, of which nothing is adopted.
+    /// As of [`Self::adopt`], for the new addresses, of which nothing is adopted.
     pub unsafe fn move_adopted(
         &self,
         whole: Range<usize>,
@@ -288,11 +287,12 @@ impl Pager {
         let _blocked = Blocked::all();
         let _steady = inner.steady();
         let AllTaken { pages, emptied } = inner.take_all(&whole);
-        // In their frames they would be known by the addresses that they have now.
+        // Frames know their pages by the old addresses.
         let pages: Vec<Taken> = pages.into_iter().map(|taken| inner.unstage(taken)).collect();
-        // The kernel ends the registration of the mapping at the new place. Had it joined that with
-        // a neighbour, the neighbour's would end, too, and its pages would read as zeros. An error
-        // means that there are several mappings, which the kernel moves only one by one.
+        // The kernel ends the registration of the mapping at the new place. If the kernel had
+        // joined the mapping with a neighbour, the neighbour's registration would end, too, and its
+        // pages would read as zeros. An error means that there are several mappings, which the
+        // kernel does not move in one call.
         let _ = map::set_joined(whole.clone(), false);
         let Some(to) = call() else {
             let _ = map::set_joined(whole, true);
@@ -309,7 +309,7 @@ impl Pager {
             space.put(page, GONE, Word::UNTOUCHED);
         }
         let result = inner.register_moved(&pages, (from.start, to), bytes);
-        // Registered as its neighbours are, it may be joined with them.
+        // Once registered like its neighbours, the mapping may be joined with them.
         for range in [to..to + bytes, from.clone()] {
             let _ = map::set_joined(range, true);
         }
@@ -348,14 +348,14 @@ impl Pager {
         inner.give_empty(to + from.len()..to + bytes)
     }
 
-    /// Pages leave by a move rather than by a copy, and the kernel refuses to move a page that a
-    /// device reads or writes.
+    /// True if pages leave by a move: the kernel refuses to move a page that a device reads or
+    /// writes.
     pub fn leaves_pinned_in(&self) -> bool {
         self.inner().door.uffd().is_some_and(Uffd::can_move)
     }
 
-    /// Names the only thread of the program: no other looks at a page while that one brings it in.
-    /// `None`: there are others, or will be in a moment.
+    /// Names the program's only thread: no other one looks at a page while that thread brings it
+    /// in. `None`: there are others, or will be in a moment.
     pub fn set_only_thread(&self, thread: Option<i32>) {
         self.inner().door.set_only_thread(thread.unwrap_or(0));
     }
@@ -372,8 +372,8 @@ impl Pager {
         self.inner().tiers.as_ref().map_or_else(Vec::new, uzswap_remote::Tiers::descriptors)
     }
 
-    /// The process ends: removes its segments from the store, if there is one. A page that is read
-    /// from then on may never come in.
+    /// Removes this process's segments from the store, if there is one, because the process ends. A
+    /// page that is needed afterwards may never come in.
     pub fn leave_store(&self) {
         let inner = self.inner();
         if let (Some(tiers), Ok(())) = (&inner.tiers, inner.check_process()) {
@@ -470,10 +470,10 @@ impl Inner {
         windows(range).for_each(|(space, pages)| self.keys.take(space, pages));
     }
 
-    /// Ends the `Busy` of pages in order that the program has dropped.
+    /// Ends `Busy` of pages that the program has dropped, given in order.
     fn close_dropped(&self, taken: &[Taken]) {
         let stays = |one: &Taken| {
-            // A system call of the program uses it, and would fail.
+            // A system call of the program uses the page, and would fail.
             let is_pinned = one.was.kind() == Kind::Resident && one.was.pins() > 0;
             is_pinned && self.door.may_be_absent()
         };
@@ -506,7 +506,7 @@ impl Inner {
         i64::from(was.kind() == Kind::Resident)
     }
 
-    /// Moves a page back that is in a frame.
+    /// Moves a page in a frame back to its place.
     fn unstage(&self, taken: Taken) -> Taken {
         let Taken { space, page, was } = taken;
         if was.kind() != Kind::Staged {
@@ -518,7 +518,7 @@ impl Inner {
         Taken { space, page, was: Word::RESIDENT.with(Word::USED | copy) }
     }
 
-    /// Registers where pages are after a move, and makes all of it `Busy` before.
+    /// Makes the new places of moved pages `Busy`, and registers them.
     fn register_moved(
         self: &Arc<Self>,
         taken: &[Taken],
@@ -537,7 +537,7 @@ impl Inner {
         self.door.watch(to..to + bytes).map_err(failed)
     }
 
-    /// Has a page known by its new address; its word there is `Busy`.
+    /// Gives a page's state to its new address, whose word is `Busy`.
     fn carry(self: &Arc<Self>, space: &Space, page: u32, was: Word, address: usize) {
         self.note_gone(space, page);
         let window = self.window_at(address).expect("made by `register_moved`");
@@ -554,7 +554,7 @@ impl Inner {
         window.put(to, CARRIED, is);
     }
 
-    /// The same of a page that is in the cache: its content, under another key.
+    /// The same for a page in the cache: its content gets another key.
     fn carry_copy(&self, space: &Space, page: u32, (window, to): (&Space, u32)) -> Word {
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
         self.load(space, page, &mut content);

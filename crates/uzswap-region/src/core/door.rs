@@ -19,7 +19,7 @@ use uzswap_sys::uffd::Uffd;
 
 /// See the module.
 pub(crate) trait Door: Send + Sync {
-    /// userfaultfd, if it is by that.
+    /// The userfaultfd, if this door has one.
     fn uffd(&self) -> Option<&Uffd> {
         None
     }
@@ -27,62 +27,61 @@ pub(crate) trait Door: Send + Sync {
     /// The descriptors that must stay open.
     fn descriptors(&self) -> Vec<i32>;
 
-    /// In a fork, which has its parent's memory by these descriptors.
+    /// Opens them again in a forked child, where they refer to the parent's memory.
     fn renew(&self) -> io::Result<()>;
 
-    /// The kernel's list of the pages that there are.
+    /// The kernel's list of the present pages.
     fn pagemap(&self) -> &Pagemap;
 
-    /// A page that is resident by its word may be absent, and then reads as zeros. If `false`, such
-    /// a page is lost.
+    /// True if a page that is resident by its word may be absent, and then reads as zeros.
+    /// Otherwise such a page is lost.
     fn may_be_absent(&self) -> bool;
 
-    /// Has touches of absent pages of a range come to us from now on.
+    /// Makes touches of absent pages of a range come to us from now on.
     fn watch(&self, range: Range<usize>) -> io::Result<()>;
 
-    /// Of pages that are adopted, which are there, of up to 512. Those that are not cannot be
-    /// touched from now on; where that cannot be had, they count as there. If `has_pages`, the
-    /// program may have used some of them since.
+    /// Closes those of up to 512 adopted pages that are not there. They cannot be touched from now
+    /// on; a page that cannot be closed is marked as there. If `has_pages`, the program may have
+    /// used some of them since.
     fn close(&self, _at: usize, _there: &mut [bool], _has_pages: bool) {}
 
-    /// True if long mappings stay open until their pages are used: to close a page takes memory.
+    /// True if long mappings stay open until their pages are used: closing a page takes memory.
     fn leaves_open(&self) -> bool {
         false
     }
 
     /// Closes pages that are adopted and were never used, at a cost that does not grow with their
-    /// number. Errors: each has to be closed by itself.
+    /// number. Errors: each must be closed by itself.
     fn close_unused(&self, _range: Range<usize>) -> io::Result<()> {
         Ok(())
     }
 
-    /// Pages that are not there are the program's own again, and read as zeros.
+    /// Makes absent pages the program's own again: they read as zeros.
     fn open_unused(&self, range: Range<usize>) {
         self.let_go(range);
     }
 
-    /// The pages of a range, which are all there, are the program's own again.
+    /// Makes the pages of a range, which are all there, the program's own again.
     fn let_go(&self, range: Range<usize>);
 
-    /// Pages that are out are in their places from now on. With `guard` they are not written
-    /// without a fault.
+    /// Puts pages that are out in their places. With `guard`, a write to them is a fault.
     fn copy_in(&self, at: usize, pages: &[Page], guard: bool) -> io::Result<()>;
 
-    /// The same of zeros; `false`: they have to be copied in. With `is_made` each has memory of its
-    /// own from now on.
+    /// The same for zeros; `false`: the caller must copy them in. With `is_made` each page has
+    /// memory of its own from now on.
     fn let_zeros_in(&self, range: Range<usize>, is_made: bool) -> bool;
 
     /// Moves the first of these to the frames from `frame` on, neighbours together. Returns their
     /// number, and `false` if the next one has to stay.
     fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool);
 
-    /// Moves a page back from its frame; `false`: it has to be copied in.
+    /// Moves a page back from its frame; `false`: the caller must copy it in.
     fn move_back(&self, _pager: &Inner, _space: &Space, _page: u32, _frame: usize) -> bool {
         false
     }
 
-    /// The program has dropped the pages of a range. Returns `true` if they cannot be touched from
-    /// now on.
+    /// Closes the pages of a range, which the program has dropped. Returns `true` if they cannot be
+    /// touched from now on.
     fn close_dropped(&self, range: Range<usize>) -> bool;
 
     /// `true` if a page may leave now.
@@ -90,12 +89,12 @@ pub(crate) trait Door: Send + Sync {
         true
     }
 
-    /// Pages that should come in at once, at least.
+    /// The least number of pages that should come in together.
     fn least_window(&self) -> usize {
         1
     }
 
-    /// Says which thread is the only one of the program's, or 0.
+    /// Names the program's only thread, or 0.
     fn set_only_thread(&self, _thread: i32) {}
 
     /// Called now and then by reclaim.

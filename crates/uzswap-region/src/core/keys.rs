@@ -2,9 +2,9 @@
 //!
 //! The cache's data for a page lie in tables for 16 MiB of keys. A program has its memory in pieces
 //! at addresses far apart; with a key for each address, a piece of 256 KiB would cost half of
-//! itself. So the pages of windows are given keys when they are stored: 16 neighbours at once, or,
-//! where many are in use, all 64 whose words are together. These are in order, so that neighbours
-//! are loaded at once. Keys are given back as the pages go.
+//! itself. So the pages of windows are given keys when they are stored: 16 neighbours together, or,
+//! if many are in use, all 64 whose words are together. Their keys are in order, so that neighbours
+//! are loaded together. Keys are given back as the pages go.
 
 use super::space::Space;
 use crate::page::word::Kind;
@@ -13,12 +13,12 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_engine::{Area, Cache, SwapEntry};
 
-/// Pages in use of a block from which on it is given all of its keys.
+/// A block with so many pages in use gets all of its keys.
 const MANY: usize = UNIT as usize;
 
 /// See the module.
 pub(crate) struct Keys {
-    /// All of them; `None` where there are no windows.
+    /// All keys; `None` if there are no windows.
     area: Option<Area>,
     given: Mutex<UnitAllocator>,
 }
@@ -26,9 +26,9 @@ pub(crate) struct Keys {
 /// In units of 16.
 #[derive(Default)]
 struct UnitAllocator {
-    /// Units below were given.
+    /// Units below this one were given out.
     next: u32,
-    /// These were given back: four in order by the first of them, and single ones.
+    /// Units that were given back: four in order, by the first of them, and single ones.
     blocks: Vec<u32>,
     units: Vec<u32>,
 }
@@ -54,7 +54,7 @@ impl UnitAllocator {
 }
 
 impl Keys {
-    /// Those that the cache has, if there will be windows.
+    /// All keys of the cache, if there will be windows.
     pub(crate) fn new(cache: &Cache, has_windows: bool) -> Self {
         let pages = cache.pages_max() / BLOCK * BLOCK;
         let area = if has_windows { cache.add_area(pages) } else { None };
@@ -70,7 +70,7 @@ impl Keys {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key of a page that the caller has made `Busy`. In a window it is given one if it has
+    /// The key of a page that the caller has made `Busy`. In a window the page gets one if it has
     /// none. `None`: there are no more.
     pub(crate) fn give(&self, space: &Space, page: u32) -> Option<SwapEntry> {
         if let Some(key) = space.key_if_any(page) {
@@ -95,7 +95,8 @@ impl Keys {
         space.key_if_any(page)
     }
 
-    /// Takes those back of which no page is adopted any more. Nobody adopts any meanwhile.
+    /// Takes back the keys of blocks in which no page is adopted any more. No page is adopted
+    /// meanwhile.
     pub(crate) fn take(&self, space: &Space, pages: Range<u32>) {
         let mut given = self.given();
         let mut at = pages.start / BLOCK * BLOCK;

@@ -5,8 +5,9 @@
 //! whole GiB is in the first table itself. So a region of a terabyte costs 8 KiB here. Tables stay
 //! once they are made.
 //!
-//! A region is taken out before it goes, and goes once no handler thread may still look at it. A
-//! program that touches its memory while it is unmapped has a bug, as with any memory.
+//! A region leaves the tables before it is freed, and is freed once no handler thread may still
+//! look at it. A program that touches its memory while it is unmapped has a bug, as with any
+//! memory.
 
 #![expect(
     unsafe_code,
@@ -24,7 +25,7 @@ const GIB: usize = 1 << 30;
 const UNITS: usize = GIB / UNIT;
 /// Addresses of user space have 47 bits on x86-64 and 48 on arm64. A program may request up to 56
 /// (five levels of page tables), which would make the table 256 times as large. Higher addresses
-/// are refused ([`covers`]). Untouched parts of its 4 MiB take no memory.
+/// are refused ([`covers`]). Untouched parts of the table's 4 MiB take no memory.
 const GIBS: usize = 1 << (48 - 30);
 
 struct UnitTable([AtomicPtr<Space>; UNITS]);
@@ -66,12 +67,12 @@ pub(crate) fn covers(addresses: &Range<usize>) -> bool {
     addresses.end <= GIBS * GIB
 }
 
-/// Enters a region, which lies where one may.
+/// Enters a region, which lies at addresses that the table covers.
 pub(crate) fn add(space: &Space) {
     set(space, std::ptr::from_ref(space).cast_mut());
 }
 
-/// Takes a region out.
+/// Takes a region out of the tables.
 pub(crate) fn remove(space: &Space) {
     set(space, std::ptr::null_mut());
 }

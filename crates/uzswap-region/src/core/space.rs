@@ -1,8 +1,8 @@
 //! One region's memory and the state of its pages.
 //!
 //! A page is changed only by the thread that made its word `Busy` ([`Space::take`],
-//! [`Space::acquire`]); all others wait on the word. Words are made of memory that is mapped when
-//! it is first touched, as is the region's own, so that a region costs only its touched part
+//! [`Space::acquire`]); all others wait on the word. Memory of words is taken when it is first
+//! touched, like the region's own, so that a region costs only its touched part
 //! ([`crate::page::words`]).
 
 #![expect(
@@ -30,16 +30,16 @@ use uzswap_sys::map::{self, Mapping};
 pub(crate) struct Space {
     pub(crate) id: u32,
     pub(crate) pager: Arc<Inner>,
-    /// Until it is unmapped.
+    /// `None` once it is unmapped.
     memory: Mutex<Option<Mapping>>,
     base: usize,
     bytes: usize,
     pages: u32,
     pub(crate) area: Area,
     pub(crate) words: Words,
-    /// The program's advice on its accesses: see [`crate::streams`].
+    /// The program's advice on its accesses: see [`crate::ahead`].
     pub(crate) advice: AtomicU8,
-    /// It is being unmapped, or was: `Busy` pages stay so.
+    /// The region is being unmapped, or was: `Busy` pages stay `Busy`.
     is_closed: AtomicBool,
     /// In a fork: a file is mapped over the region. See [`crate::copy`].
     is_copy: AtomicBool,
@@ -190,7 +190,8 @@ impl Space {
         (UNIT - page % UNIT) as usize + more * UNIT as usize
     }
 
-    /// The keys of the units of a page's block, of a window. `None`: it has no words.
+    /// The keys of the units of a page's block, of a window. `None`: the page has no word of its
+    /// own.
     pub(crate) fn units(&self, page: u32) -> Option<[Option<u32>; UNITS]> {
         let keys = self.words.keys(page)?;
         Some(keys.map(|keys| keys.load(Relaxed).checked_sub(1)))
@@ -212,7 +213,7 @@ impl Space {
         self.words.find(page).word
     }
 
-    /// Makes a page `Busy` if its word is still `from`. It gets a word of its own.
+    /// Makes a page `Busy` if its word is still `from`. The page gets a word of its own.
     pub(crate) fn take(&self, page: u32, from: Word) -> bool {
         loop {
             let found = self.words.find(page);
@@ -226,8 +227,8 @@ impl Space {
         }
     }
 
-    /// Gives pages that are all `Busy` by one word, made so by the caller, a word each or one for
-    /// some of them. Their words are `now` then.
+    /// Divides a word that pages share, and that the caller has made `Busy`. The new words are
+    /// `now`.
     pub(crate) fn divide(&self, found: &Found<'_>, now: Word) {
         let group = self.words.add(found, now);
         let more = self.words.group_pages(group + 1) - self.words.group_pages(group);
@@ -240,8 +241,8 @@ impl Space {
         self.publish(found, Word::divided(group));
     }
 
-    /// Pages of a block get words of their own, in a new group: they were `Empty`, and are `Busy`.
-    /// Where such pages were left open, the program may have used some.
+    /// `Empty` pages of a block, which are `Busy` now, get words of their own in a new group. If
+    /// they were left open, finds those that the program has used.
     fn note_used(&self, first: u32, group: u32) {
         if !self.pager.door.leaves_open() {
             return;
@@ -255,7 +256,7 @@ impl Space {
         self.pager.budget.charge_anyway(used.count() as i64);
     }
 
-    /// Changes a word that is still `from`, for changes that are complete by that.
+    /// Changes a word that is still `from`, for changes that need no `Busy`.
     pub(crate) fn change(&self, page: u32, by: &Transition, from: Word, to: Word) -> bool {
         let found = self.words.find(page);
         found.word == from && found.change(by, to)
@@ -305,7 +306,7 @@ impl Space {
         }
     }
 
-    /// Waits until a page is not `Busy`, or for no reason.
+    /// Waits until a page is not `Busy`; may return earlier.
     pub(crate) fn wait(&self, page: u32) {
         const SPINS: usize = 100;
         let slot = self.words.find(page).slot;
@@ -342,8 +343,8 @@ impl Space {
         }
     }
 
-    /// Pins a page once less. A pin goes with its page: a page that has been unmapped, or given
-    /// back by the program, has none any more.
+    /// Takes one pin from a page. A pin goes with its page: a page that was unmapped, or dropped by
+    /// the program, has none left.
     pub(crate) fn unpin(&self, page: u32) {
         loop {
             let found = self.words.find(page);
@@ -372,7 +373,7 @@ impl Space {
         self.words.next(page, |_| true)
     }
 
-    /// The next page from `page` on that is there.
+    /// The next page from `page` on that is resident.
     pub(crate) fn next_resident(&self, page: u32) -> Option<u32> {
         self.words.next(page, |word| word.kind() == Kind::Resident)
     }
@@ -421,7 +422,7 @@ impl Space {
         let _ = memory.as_ref().map(Mapping::unlock);
     }
 
-    /// Takes every page for good, unmaps the memory, and returns how many pages had any.
+    /// Makes every page `Busy` for good, unmaps the memory, and returns how many pages had memory.
     pub(crate) fn close(&self) -> i64 {
         // Before any page is taken for good.
         self.is_closed.store(true, Release);
@@ -457,7 +458,7 @@ impl Space {
         memory.set_inherited(0, self.range().len(), is_inherited)
     }
 
-    /// Writes pages to a file. In a fork that has inherited the memory.
+    /// Writes pages to a file, in a forked child that has inherited the memory.
     pub(crate) fn write_pages(
         &self,
         pages: Range<u32>,
@@ -470,7 +471,7 @@ impl Space {
         file.write_all_at(bytes, offset)
     }
 
-    /// Maps the part of a file that begins at `offset` over the memory. In a fork that has
+    /// Maps the part of a file that begins at `offset` over the memory, in a forked child that has
     /// inherited it.
     pub(crate) fn cover(&self, file: &File, offset: u64) -> io::Result<()> {
         // SAFETY: the fork has the memory at these addresses; its content is in the file.

@@ -1,8 +1,8 @@
 //! Every change of a page's place: **the one table**.
 //!
-//! Each change has a row in [`TRANSITIONS`]. A thread that makes a page `Busy` leaves the kind of
-//! before in the word. The thread that ends `Busy` names the row. Builds with debug assertions end
-//! the process at a change that is not in the row, since the page would be lost, or be wrong.
+//! Each change has a row in [`TRANSITIONS`]. A thread that makes a page `Busy` leaves the page's
+//! former kind in the word. The thread that ends `Busy` names the row. Builds with debug assertions
+//! end the process at a change that is not in the row, since the page would be lost, or be wrong.
 //!
 //! Only the thread that made a page `Busy` may end that. A word that stays `Resident` all the time
 //! may be changed by any thread, by exchange of the whole word.
@@ -24,7 +24,7 @@ pub(crate) struct Transition {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kinds {
     Any,
-    /// The kind of before.
+    /// The former kind.
     Same,
     /// Those whose bits are set.
     Of(u8),
@@ -50,8 +50,8 @@ impl Kinds {
 }
 
 impl Transition {
-    /// Ends the process unless the row has this change, in builds with debug assertions. Others do
-    /// not ask for it.
+    /// Ends the process unless the row has this change, in builds with debug assertions. Other
+    /// builds do not call `change`.
     pub(crate) fn check(&self, change: impl FnOnce() -> (Kind, Kind)) {
         if cfg!(debug_assertions) {
             let (from, to) = change();

@@ -4,12 +4,12 @@
 //!  31           10 9  8 7 6 5 4 3 2   0
 //! |    payload    |level|G|S|K|R|W| kind |
 //! ```
-//! - `W`: somebody waits (only of `Busy`).
-//! - `R`: a fault of its own brought it in. Otherwise it came beside others, and leaves when the
-//!   hand comes by.
+//! - `W`: a thread waits (only in a `Busy` word).
+//! - `R`: a fault on this page brought it in. Otherwise it came beside others, and leaves when the
+//!   hand passes.
 //! - `K`: the cache still has a copy.
 //! - `S`: that copy is out of date.
-//! - `G`: the page is guarded. Nobody can write it without a fault, so it equals its copy.
+//! - `G`: the page is guarded. No thread can write to it without a fault, so it equals its copy.
 //!
 //! - level: how often in a row it came back soon after it had left (see `uzswap_policy::order`).
 //!
@@ -17,7 +17,7 @@
 //! staged page has its frame. A stored one has the moment at which it left, or 0 if that is not
 //! known.
 //!
-//! The payload of a `Busy` page is its kind before. Only the thread that made a page `Busy` changes
+//! The payload of a `Busy` page is its former kind. Only the thread that made a page `Busy` changes
 //! it to another state, by a row of [`super::transition`]; no other thread touches the page, its
 //! frame or its copy meanwhile.
 
@@ -36,8 +36,8 @@ pub(crate) enum Kind {
     Staged = 3,
     /// In the cache.
     Stored = 4,
-    /// Nowhere, and ours: reads as zeros. Of memory that was the program's before (windows), whose
-    /// `Untouched` pages are not ours.
+    /// Nowhere, but adopted: reads as zeros. Only in windows, whose `Untouched` pages are not
+    /// adopted.
     Empty = 5,
 }
 
@@ -75,7 +75,7 @@ impl Word {
     /// Frames that a payload can name.
     pub(crate) const FRAMES_MAX: usize = 1 << (32 - PAYLOAD_SHIFT);
 
-    /// The word of several pages that have words of their own, in a group of
+    /// The word that several pages have in place of their own ones, which are in a group of
     /// [`crate::page::words`].
     pub(crate) fn divided(group: u32) -> Self {
         debug_assert!(group < 1 << (32 - KIND_BITS));
@@ -92,12 +92,12 @@ impl Word {
         kind(self.0 & KIND_MASK)
     }
 
-    /// A page that a thread has, which was of this kind.
+    /// A page that a thread has made `Busy`, and that was of this kind.
     pub(crate) fn busy(before: Kind) -> Self {
         Self((before as u32) << PAYLOAD_SHIFT | Self::BUSY)
     }
 
-    /// The kind of a busy page before it was that.
+    /// The kind of a page before it was `Busy`.
     pub(crate) fn before(self) -> Kind {
         debug_assert!(self.kind() == Kind::Busy);
         kind(self.0 >> PAYLOAD_SHIFT)
@@ -116,7 +116,7 @@ impl Word {
         Self(moment << PAYLOAD_SHIFT | Self::STORED.0).with_level(level)
     }
 
-    /// Tells if the cache has a copy, and how old that is.
+    /// The bits that tell if the cache has a copy, and if the copy is out of date.
     pub(crate) fn copy_bits(self) -> u32 {
         self.0 & (Self::KEPT | Self::STALE | Self::GUARDED)
     }

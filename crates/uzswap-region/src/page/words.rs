@@ -11,9 +11,9 @@
 //! them is to differ, the word is *divided*: it refers to a group from then on, for good. So the
 //! words of a group are always those of the same pages, and a thread may look at them at any time.
 //!
-//! Those that look for used pages go by the marks ([`Words::next`]). So pages that were never used
-//! cost them next to nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is
-//! divided, and stays so.
+//! A search for used pages goes by the marks ([`Words::next`]). So unused pages cost it next to
+//! nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is divided, and stays
+//! marked.
 //!
 //! A reservation costs 4 bytes for each 16 MiB, and a page that is used alone 544 bytes.
 
@@ -72,7 +72,7 @@ impl Found<'_> {
         self.bits > 0
     }
 
-    /// True if all pages of the word have groups of their own once it is divided.
+    /// True if each page of the word gets a word of its own once this one is divided.
     pub(crate) fn is_block(&self) -> bool {
         self.bits == FAN_BITS
     }
@@ -82,7 +82,7 @@ impl Found<'_> {
         self.page >> self.bits << self.bits
     }
 
-    /// The end of its pages; of the last ones, beyond the region.
+    /// The end of its pages, which may be beyond the region.
     pub(crate) fn end(&self) -> u32 {
         self.first() + (1 << self.bits)
     }
@@ -92,14 +92,14 @@ impl Found<'_> {
         pages.start <= self.first() && self.end() <= pages.end
     }
 
-    /// Makes the pages `Busy`, if the word is as it was found.
+    /// Makes the pages `Busy`, if the word has not changed since.
     pub(crate) fn take(&self) -> bool {
         debug_assert!(self.word.kind() != Kind::Busy);
         let busy = Word::busy(self.word.kind());
         self.slot.compare_exchange(self.word.0, busy.0, AcqRel, Relaxed).is_ok()
     }
 
-    /// Changes the word of a page, its own, if it is as it was found.
+    /// Changes the word of a page, its own, if it has not changed since it was found.
     pub(crate) fn change(&self, by: &Transition, to: Word) -> bool {
         debug_assert!(!self.is_shared() && self.word.kind() != Kind::Busy);
         by.check(|| (self.word.kind(), to.kind()));
@@ -108,12 +108,12 @@ impl Found<'_> {
 }
 
 impl Words {
-    /// Those of so many pages, all `Untouched`.
+    /// The words of so many pages, all `Untouched`.
     pub(crate) fn new(pages: u32) -> io::Result<Self> {
         let groups = tops(pages) + pages.div_ceil(FAN) as usize;
         let bytes = (first_group(pages) + groups * GROUP) * size_of::<AtomicU32>();
         let memory = Mapping::for_pages(bytes, PAGE_BYTES)?;
-        // A fork looks at them.
+        // A forked child reads them.
         memory.set_inherited(0, memory.len(), true)?;
         Ok(Self { memory, pages, groups: AtomicU32::new(0) })
     }
@@ -163,7 +163,7 @@ impl Words {
             TOP_BITS => (tops(self.pages), at),
             _ => (self.marks_below(found.page >> TOP_BITS).expect("found there"), at & (FAN - 1)),
         };
-        // Published with the word.
+        // The mark is published with the word.
         self.slot(marks + (at / MARKS) as usize).fetch_or(1 << (at % MARKS), Relaxed);
     }
 
@@ -188,7 +188,7 @@ impl Words {
         None
     }
 
-    /// The first page from `page` on that has a word of its own, and one that is wanted.
+    /// The first page from `page` on with a word of its own that is wanted.
     pub(crate) fn next(&self, page: u32, is_wanted: impl Fn(Word) -> bool) -> Option<u32> {
         let mut at = page;
         while at < self.pages {
@@ -230,14 +230,15 @@ impl Words {
         self.slot(self.group(group) + at)
     }
 
-    /// Of each unit of the block that a page is in, the number of its keys, and 1; or 0. `None`:
-    /// the page has no word of its own.
+    /// For each unit of a page's block, the number of its keys plus 1, or 0. `None`: the page has
+    /// no word of its own.
     pub(crate) fn keys(&self, page: u32) -> Option<[&AtomicU32; UNITS]> {
         let keys = self.own_words(page / BLOCK * BLOCK)? + FAN as usize;
         Some(std::array::from_fn(|unit| self.slot(keys + unit)))
     }
 
-    /// Where the words of the pages of a block are from a page on. `None`: it has none of its own.
+    /// Where the words of a block's pages are, from a page on. `None`: the page has no word of its
+    /// own.
     fn own_words(&self, page: u32) -> Option<usize> {
         assert!(page < self.pages);
         let top = look_at(self.slot((page >> TOP_BITS) as usize));
