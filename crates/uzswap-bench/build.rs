@@ -1,4 +1,4 @@
-//! Tells the program which commit it was built from, so that a report can say so.
+//! Tells the program the commit that it was built from, for reports.
 
 use std::process::Command;
 

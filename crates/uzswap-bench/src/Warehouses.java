@@ -1,5 +1,5 @@
-// A company of warehouses, in the manner of TPC-C: two threads make orders, payments, deliveries and
-// questions on a heap that grows by warehouses. Prints, for each number of warehouses, the
+// A company of warehouses, in the manner of TPC-C: two threads make orders, payments, deliveries
+// and questions. The heap grows by warehouses. Prints, for each number of warehouses, the
 // transactions a second and the 99th percentile of their time.
 //
 //     java Warehouses.java SECONDS WAREHOUSES...

@@ -1,4 +1,4 @@
-//! Shared by all benchmarks: sizes, rounds in which configurations take turns, and the report.
+//! The base of all benchmarks: sizes, rounds in which configurations take turns, and the report.
 //!
 //! A benchmark is a module with a function `run(&Bench, &Arguments) -> Result<Section, Failure>`,
 //! a line in `main.rs`, and its smoke size in tests/tests/show/bench.rs. It measures with
@@ -22,7 +22,7 @@ pub struct Options {
     /// Fewer rounds of smaller sizes: all benchmarks in a quarter of an hour.
     #[arg(long, global = true)]
     pub quick: bool,
-    /// As small as possible, to see that it works.
+    /// The smallest sizes, to see that everything works.
     #[arg(long, global = true, hide = true, conflicts_with = "quick")]
     pub smoke: bool,
     /// Rounds; each measures every configuration once.
@@ -33,7 +33,7 @@ pub struct Options {
     pub report: Option<PathBuf>,
 }
 
-/// A flag that SIGINT and SIGTERM set; a benchmark checks it between two steps.
+/// A flag that SIGINT and SIGTERM set. A benchmark checks it between two steps.
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
@@ -74,7 +74,7 @@ pub trait Candidate {
 pub struct Turns<T> {
     /// Its name.
     pub name: String,
-    /// The reason why there is no value, or no more.
+    /// The reason why values are missing, if some are.
     pub missing: Option<String>,
     /// One value a round.
     pub rounds: Vec<T>,
@@ -86,13 +86,13 @@ impl<T> Turns<T> {
         median(self.rounds.iter().map(figure))
     }
 
-    /// The median, over the rounds, of a figure from this one's value and the other's of the same
-    /// round: both have the machine's other load.
+    /// The median, over the rounds, of a figure of this value and the other's in the same round.
+    /// The machine's other load affects both values.
     pub fn paired(&self, other: &Self, figure: impl Fn(&T, &T) -> f64) -> f64 {
         median(self.rounds.iter().zip(&other.rounds).map(|(own, other)| figure(own, other)))
     }
 
-    /// A row of a table: the name and `cells`, or the name and the reason why there are none.
+    /// A row of a table: the name and `cells`, or the name and the reason why there are no values.
     pub fn row(&self, cells: impl FnOnce(&Self) -> Vec<String>) -> Vec<String> {
         let mut row = vec![self.name.clone()];
         match &self.missing {
@@ -106,7 +106,7 @@ impl<T> Turns<T> {
 /// A running benchmark, or several.
 pub struct Bench {
     options: Options,
-    /// Tells when to stop.
+    /// Checked between steps.
     pub interrupt: Interrupt,
     report: RefCell<Report>,
     prefix: RefCell<String>,
@@ -116,7 +116,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Checks that the report can be written, and undoes the changes of a killed benchmark.
+    /// Checks that the report can be written, and undoes the changes of a benchmark that was
+    /// killed.
     pub fn begin(options: &Options) -> Result<Self, Failure> {
         let report = Report::open(options.report.as_deref())?;
         let lock = machine::recover()?;
@@ -144,7 +145,7 @@ impl Bench {
         self.options.rounds.map_or(self.pick(1, quick, full), usize::from)
     }
 
-    /// Names the running measurement, before the bar.
+    /// Sets the name of the running measurement, which stands before the bar.
     pub fn label(&self, text: &str) {
         *self.prefix.borrow_mut() = text.to_owned();
     }
@@ -161,8 +162,8 @@ impl Bench {
         bar
     }
 
-    /// Measures every candidate once a round, in turns: A B C, A B C. After a failure a candidate
-    /// is not measured again, but the others are, so that hours of measurement are not lost.
+    /// Measures every candidate once a round, in turns: A B C, A B C. A candidate that fails is not
+    /// measured again. The others are, so that hours of measurement are not lost.
     pub fn take_turns<C: Candidate, T>(
         &self,
         candidates: &[C],
@@ -172,8 +173,8 @@ impl Bench {
         self.take_turns_until(candidates, |_| rounds, |_| false, measure)
     }
 
-    /// The same, where each has its own number of rounds, and a candidate with a value that
-    /// `is_last` is not measured again either.
+    /// The same, with a number of rounds for each candidate. A candidate is not measured again
+    /// after a value for which `is_last` is true.
     pub fn take_turns_until<C: Candidate, T>(
         &self,
         candidates: &[C],
@@ -210,8 +211,8 @@ impl Bench {
         Ok(turns)
     }
 
-    /// Prints a section, and updates the report with it. Errors: also the measurements that are
-    /// missing in it because they failed.
+    /// Prints a section, and updates the report with it. Error: measurements that failed are
+    /// missing in it, too.
     pub fn publish(&self, section: Section) -> Result<(), Failure> {
         println!("{}", section.markdown(None));
         self.report.borrow_mut().add(section)?;
@@ -230,7 +231,7 @@ mod tests {
     fn pairs_are_of_one_round() {
         let turns =
             |rounds: &[f64]| Turns { name: "x".into(), missing: None, rounds: rounds.to_vec() };
-        // The machine was busy in the last round, for both.
+        // In the last round the machine was busy, which affects both.
         let (a, b) = (turns(&[1.0, 1.1, 8.0]), turns(&[2.0, 2.2, 16.0]));
         assert_eq!(b.paired(&a, |own, other| own / other), 2.0);
         assert!(turns(&[]).median(|value| *value).is_nan());

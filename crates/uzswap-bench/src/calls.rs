@@ -1,5 +1,5 @@
-//! `calls`: the cost of an idle `run --in-process`, for loops of system calls and for programs,
-//! each alone and with it. Also the time of a call once a program's calls are replaced.
+//! `calls`: the cost of an idle `run --in-process` for loops of system calls and for programs, each
+//! run alone and in-process. Also the time of a call after a program's calls were replaced.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -31,23 +31,23 @@ pub struct MakeArguments {
     /// Calls of each kind.
     #[arg(long)]
     calls: usize,
-    /// Memory to touch before, MiB.
+    /// Memory to touch first, MiB.
     #[arg(long)]
     mib: usize,
 }
 
-/// ns a call, of each kind in [`KINDS`].
+/// Times of a call, ns, for each kind in [`KINDS`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Made {
     ns: Vec<f64>,
 }
 
 const KINDS: [&str; 3] = ["getppid", "read of a byte", "write of a byte"];
-/// Each kind is made in so many parts; the median part counts.
+/// The calls of each kind are made in this many parts, and the median part counts.
 const PARTS: usize = 20;
-/// Memory of a program that is taken over, and the part that it uses, MiB.
+/// Memory of a program that is taken over, and the part that the program uses, MiB.
 const TAKEN: (u64, usize) = (64, 56);
-/// Time after which the takeover is done.
+/// After this time a takeover is complete.
 const SETTLED: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,12 +57,12 @@ enum How {
     TakenOver,
 }
 
-/// One way to run something.
+/// A way to run a command.
 struct Way {
     how: How,
 }
 
-/// Programs, how often each is run, and the shell command that runs it once.
+/// Programs: the name, the number of runs, and the shell command for one run.
 const SCRIPTS: [(&str, usize, &str); 2] = [
     ("git status", 200, "git status > /dev/null"),
     ("tar of /usr/share/doc", 20, "tar cf - /usr/share/doc | cat > /dev/null"),
@@ -85,7 +85,7 @@ impl Candidate for Way {
     }
 }
 
-/// Measures.
+/// Measures all ways.
 pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure> {
     if !is_there("git") {
         packages(&["git"])?;
@@ -150,7 +150,7 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
     Ok(section.table(Table::new(&header, rows)))
 }
 
-/// Seconds, and the output. It runs in the folder of this program's sources.
+/// Runs a command in the folder of this program's sources. Returns the seconds and the output.
 fn measure(
     bench: &Bench,
     how: How,
@@ -204,7 +204,7 @@ pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// ns a call.
+/// The time of a call, ns.
 fn time(calls: usize, mut call: impl FnMut() -> std::io::Result<()>) -> Result<f64, Failure> {
     let mut parts = Vec::with_capacity(PARTS);
     for _ in 0..PARTS {

@@ -1,8 +1,8 @@
 //! `codecs`: the size and speed of each compressor on real pages.
 //!
-//! Pages of one repeated word are left out, as in the cache. A page was read just before it is
-//! compressed, as in a store, which takes its checksum first; an object was not. A page that does
-//! not fit counts as raw.
+//! Pages of one repeated word are left out, as in the cache. Before compression each page is read,
+//! since a store first computes its checksum. Before decompression its object is not read. A page
+//! that does not fit counts as raw.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
@@ -40,7 +40,7 @@ const ALGORITHMS: [&str; 13] = [
     "deflate",
 ];
 
-/// Pages of a corpus for training a dictionary: as many as the cache takes.
+/// Pages of a corpus that train a dictionary: as many as the cache uses.
 const SAMPLES: usize = 128;
 
 /// Measured pages of each corpus.
@@ -57,18 +57,18 @@ impl Candidate for Algorithm {
     }
 }
 
-/// One round of one compressor.
+/// The figures of a compressor in one round.
 #[derive(Debug, Serialize)]
 struct CodecFigures {
     out_ns: f64,
     in_ns: f64,
-    /// Bytes of each page's object.
+    /// Bytes of the object of each page.
     #[serde(skip)]
     sizes: Vec<usize>,
     ratio: f64,
 }
 
-/// The engine's name of it, and true if it has a dictionary.
+/// The engine's name of the compressor, and true if it has a dictionary.
 fn split(name: &str) -> (&str, bool) {
     name.strip_suffix("+dictionary").map_or((name, false), |algorithm| (algorithm, true))
 }
@@ -115,7 +115,7 @@ fn measure(name: &str, pages: &[Page], samples: &[Page]) -> Result<CodecFigures,
     })
 }
 
-/// Every compressor on one corpus.
+/// All compressors on one corpus.
 #[derive(Serialize)]
 struct OnCorpus {
     corpus: &'static str,
@@ -127,8 +127,8 @@ impl OnCorpus {
         self.turns.iter().find(|turns| turns.name == name)
     }
 
-    /// For each page the fastest compressor among `choice`, the fastest first, whose object is as
-    /// small as zstd's within 5 %: time against zstd's, size against zstd's.
+    /// Takes for each page the fastest compressor among `choice`, sorted by speed, whose object is
+    /// at most 5 % larger than zstd's. Returns time and size, both relative to zstd's.
     fn oracle(&self, choice: &[&str]) -> Option<[f64; 2]> {
         let zstd = self.of("zstd")?;
         let choice = choice.iter().map(|name| self.of(name)).collect::<Option<Vec<_>>>()?;
@@ -164,7 +164,7 @@ pub fn run(bench: &Bench, arguments: &CodecsArguments) -> Result<Section, Failur
     for Corpus { name, pages, .. } in &found {
         let step = (pages.len() / count).max(1);
         let every = |step, from| pages.iter().skip(from).step_by(step).copied();
-        // Other pages than the measured ones, where there are any.
+        // Other pages than the measured ones, if there are others.
         let samples: Vec<Page> = every((pages.len() / SAMPLES).max(1), step / 2).collect();
         let measured: Vec<Page> = every(step, 0).take(count).collect();
         let turns =
@@ -201,7 +201,7 @@ fn rows(on: &OnCorpus) -> Vec<Vec<String>> {
     rows.collect()
 }
 
-/// Time and ratio of each compressor over all corpora, in equal parts.
+/// Time and ratio of each compressor over all corpora, with equal weights.
 fn pareto(all: &[OnCorpus], direction: &str) -> Plot {
     let does = if direction == "out" { "Compressing" } else { "Decompressing" };
     let title = format!("{does} a page: time and ratio over all corpora");
@@ -213,7 +213,7 @@ fn pareto(all: &[OnCorpus], direction: &str) -> Plot {
             of.iter().map(|turns| turns.median(figure)).sum::<f64>() / of.len() as f64
         };
         let ns = mean(&|run| if direction == "out" { run.out_ns } else { run.in_ns });
-        // The ratio of all bytes, not the mean of ratios.
+        // The ratio of the sums of bytes, not the mean of ratios.
         plot = plot.series(&name, vec![[ns / 1e3, 1.0 / mean(&|run| 1.0 / run.ratio)]]);
     }
     plot
@@ -232,7 +232,7 @@ fn targets(all: &[OnCorpus]) -> Table {
     };
     row("wkdm, out (ns)", "1000 at most", each(&ns("wkdm", |run| run.out_ns)));
     row("wkdm, in (ns)", "700 at most", each(&ns("wkdm", |run| run.in_ns)));
-    // The library's encoder, which zram has.
+    // lz4:1 is the library's encoder, which zram uses.
     let against = |name: &'static str, figure: fn(&CodecFigures) -> f64| {
         move |on: &OnCorpus| {
             let lz4 = on.of("lz4:1")?;

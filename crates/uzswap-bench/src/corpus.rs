@@ -1,7 +1,7 @@
-//! Pages to measure with: memory of real programs, recorded on the spot.
+//! Pages to measure with, recorded from the memory of real programs on this machine.
 //!
-//! Each program is started, runs until its heap is full, and is recorded with `uzswap record`.
-//! Recordings are kept, so that all benchmarks of a machine measure with the same pages.
+//! Each program is started and runs until its heap is full. Then `uzswap record` records it.
+//! Recordings are kept, so that all benchmarks on a machine use the same pages.
 
 use crate::bench::Bench;
 use crate::error::{Context, Failure};
@@ -20,11 +20,11 @@ use uzswap_engine::testing::Noise;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::process;
 
-/// Most pages of one program that are kept: 96 MiB.
+/// Most pages of a program that are kept: 96 MiB.
 const PAGES_MAX: usize = 96 << 20 >> 12;
-/// Pages that are kept or left out together when there are more: neighbours are alike.
+/// If there are more, pages are kept or left out in runs of this length: neighbours are alike.
 const RUN_PAGES: usize = 16;
-/// Pages of a sample for a test.
+/// Pages of a corpus in a test.
 const SMOKE_PAGES: usize = 512;
 
 /// A program whose memory is recorded.
@@ -62,7 +62,7 @@ pub struct Corpus {
     pub duplicates: usize,
 }
 
-/// Waits for its standard input to end, when its heap is full.
+/// When its heap is full, it waits until its standard input ends.
 const PYTHON: &str = "
 import ast, pathlib, sys, sysconfig
 kept = []
@@ -73,7 +73,7 @@ print('ready', flush=True)
 sys.stdin.read()
 ";
 
-/// A third is random walks, like measured series. The rest is typical of programs: single
+/// A third are random walks, like measured series. The rest is typical of programs: single
 /// precision, rounded, sorted times, labels, and an eighth of plain noise.
 const NUMPY: &str = "
 import sys, numpy
@@ -139,9 +139,9 @@ template <> struct Shape<0> {
 int main() { Shape<60> shape; shape.sort(); return shape.count(std::regex(\"a+b\")); }
 ";
 
-/// The compiler is recorded when it has this size.
+/// The compiler is recorded at this size.
 const COMPILER_BYTES: u64 = 150 << 20;
-/// Bytes of documents for the server.
+/// Bytes of the server's documents.
 const DOCUMENTS_BYTES: usize = 90 << 20;
 
 impl Program {
@@ -167,7 +167,7 @@ impl Program {
         Path::new(FOLDER).join(name).with_extension("pages")
     }
 
-    /// The file of its pages, recorded now if it is not there.
+    /// The file of its pages. If there is none, the program is recorded now.
     pub fn file(self) -> Result<PathBuf, Failure> {
         let path = self.path();
         if path.exists() {
@@ -186,13 +186,13 @@ impl Program {
         Ok(path)
     }
 
-    /// Its pages.
+    /// The corpus of its pages.
     pub fn corpus(self, pages_max: usize) -> Result<Corpus, Failure> {
         read(self.name(), self.file()?, pages_max)
     }
 }
 
-/// The pages of a file.
+/// A corpus of the pages of a file.
 pub fn read(name: &'static str, path: PathBuf, pages_max: usize) -> Result<Corpus, Failure> {
     let bytes = fs::read(&path).context(&path.display().to_string())?;
     let all: Vec<Page> = bytes.as_chunks().0.iter().take(pages_max).copied().collect();
@@ -217,15 +217,15 @@ fn is_same_filled(page: &Page) -> bool {
     page.as_chunks::<8>().0.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// The corpora to measure with.
+/// The corpora of this machine.
 pub struct Corpora {
-    /// Those of this machine.
+    /// Those that could be recorded.
     pub found: Vec<Corpus>,
-    /// The missing ones: name and reason.
+    /// Name and reason of each of the others.
     pub missing: Vec<(String, String)>,
 }
 
-/// All corpora; missing ones are recorded.
+/// All corpora. Records the missing ones.
 pub fn corpora(bench: &Bench) -> Result<Corpora, Failure> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     let programs = bench.pick(&ALL[..1], &ALL[..], &ALL[..]);
@@ -242,10 +242,10 @@ pub fn corpora(bench: &Bench) -> Result<Corpora, Failure> {
     }
 }
 
-/// A program, ended when dropped.
+/// A running program, which ends when this value is dropped.
 pub struct Running {
     child: Child,
-    /// The process to record, if it is not the child itself.
+    /// The process to record, if that is not the child.
     pid: Option<i32>,
     /// The folder of its files.
     _folder: Option<tempfile::TempDir>,
@@ -268,7 +268,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts a program that prints a line when its heap is full.
+/// Starts a program that prints a line when its heap is full, and waits for the line.
 fn ready(command: &mut Command) -> Result<Running, Failure> {
     let what = command.get_program().to_string_lossy().into_owned();
     let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -283,7 +283,7 @@ fn ready(command: &mut Command) -> Result<Running, Failure> {
     }
 }
 
-/// A Python with numpy: the system's, or one in a folder of its own.
+/// A Python with numpy: the system's, or one that is installed in a folder of its own.
 fn numpy() -> Result<PathBuf, Failure> {
     let has = |python: &Path| {
         let mut command = Command::new(python);
@@ -303,11 +303,11 @@ fn node() -> Result<Running, Failure> {
     if !is_there("node") {
         packages(&["nodejs"])?;
     }
-    // Its parser is among the internals.
+    // The parser is among node's internals.
     ready(Command::new("node").args(["--expose-internals", "--no-warnings", "-e", NODE]))
 }
 
-/// A server full of documents.
+/// A running server full of documents.
 fn redis() -> Result<Running, Failure> {
     let (running, socket) = server()?;
     let stream = UnixStream::connect(&socket).context("redis-server")?;
@@ -315,10 +315,10 @@ fn redis() -> Result<Running, Failure> {
     Ok(running)
 }
 
-/// A server of its own, which writes no file, and its own socket.
+/// Starts a server that writes no file. Returns it with its socket.
 pub fn server() -> Result<(Running, PathBuf), Failure> {
     const SERVER: &str = "redis-server";
-    // The tools' package installs no service. It contains the server: a tool with its name.
+    // The package of tools installs no service. One of the tools is the server under another name.
     const TOOL: &str = "redis-check-rdb";
     if !is_there(SERVER) && !is_there(TOOL) {
         packages(&["redis-tools"])?;
@@ -342,7 +342,7 @@ pub fn server() -> Result<(Running, PathBuf), Failure> {
     }
 }
 
-/// Loads documents such as a shop keeps, in the server's protocol.
+/// Loads documents like those of a shop, in the server's protocol.
 fn load(stream: UnixStream) -> std::io::Result<()> {
     const NAMES: [&str; 8] =
         ["Ada", "Björn", "Chiara", "Dmitri", "Emeka", "Fatima", "Grace", "Hiroshi"];
@@ -380,31 +380,31 @@ fn load(stream: UnixStream) -> std::io::Result<()> {
     values.end()
 }
 
-/// Values for a server, in its protocol.
+/// Writes values to a server, in its protocol.
 pub struct Values<'a> {
     out: BufWriter<&'a UnixStream>,
     reader: JoinHandle<std::io::Result<u64>>,
 }
 
 impl<'a> Values<'a> {
-    /// Begins. A thread reads the answers meanwhile: otherwise the server would wait for us.
+    /// Starts a thread that reads the answers. Otherwise the server would wait for us.
     pub fn begin(stream: &'a UnixStream) -> std::io::Result<Self> {
         let mut answers = stream.try_clone()?;
         let reader = std::thread::spawn(move || std::io::copy(&mut answers, &mut std::io::sink()));
         Ok(Self { out: BufWriter::new(stream), reader })
     }
 
-    /// Sets one.
+    /// Sets a value.
     pub fn set(&mut self, key: &str, value: &str) -> std::io::Result<()> {
         write!(self.out, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n", key.len())?;
         write!(self.out, "${}\r\n{value}\r\n", value.len())
     }
 
-    /// Waits until the server has all of them.
+    /// Waits until the server has all values.
     pub fn end(mut self) -> std::io::Result<()> {
         self.out.write_all(b"*1\r\n$4\r\nQUIT\r\n")?;
         self.out.flush()?;
-        // QUIT is answered last, and the connection closed.
+        // The server answers QUIT last, and closes the connection.
         match self.reader.join() {
             Ok(read) => read.map(drop),
             Err(_) => Err(std::io::ErrorKind::Other.into()),
@@ -412,7 +412,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// A compiler, stopped in the middle of its work.
+/// A compiler, suspended in the middle of its work.
 fn compiler() -> Result<Running, Failure> {
     if !is_there("g++") {
         packages(&["g++"])?;
@@ -446,7 +446,7 @@ fn compiler() -> Result<Running, Failure> {
 /// Records a process, and keeps at most [`PAGES_MAX`] of its pages, from all parts of its memory.
 fn record(pid: i32, path: &Path) -> Result<(), Failure> {
     let fresh = path.with_extension("new");
-    // An error: no file is left from an interrupted run.
+    // An error: there is no file of an interrupted run.
     let _ = fs::remove_file(&fresh);
     let mut command = Command::new(uzswap()?);
     command.args(["record", "--pid", &pid.to_string(), "--out"]).arg(&fresh);

@@ -1,7 +1,7 @@
-//! `density`: bytes of memory for a page that is held, everything counted.
+//! `density`: bytes of memory for a stored page, with all overhead.
 //!
 //! The kernel does not count all memory of zram and zswap. `mm_stat` and `/proc/meminfo` have the
-//! sizes of their pools; the rest is added from the sizes of their structures.
+//! sizes of their pools. The rest is added here from the sizes of their structures.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};
@@ -31,14 +31,15 @@ pub struct DensityArguments {
     pub compressors: Vec<String>,
 }
 
-/// Besides a page's object, zram has `struct zram_table_entry`, 16 bytes, and zsmalloc's handle, 8
-/// (drivers/block/zram/zram_drv.h, mm/zsmalloc.c; Linux 6.18).
+/// Besides an object, a page in zram takes `struct zram_table_entry`, 16 bytes, and zsmalloc's
+/// handle, 8 (drivers/block/zram/zram_drv.h, mm/zsmalloc.c; Linux 6.18).
 const ZRAM_METADATA_BYTES: u64 = 16 + 8;
-/// zswap: `struct zswap_entry`, 56 bytes, zsmalloc's handle, and a pointer in an xarray
-/// (mm/zswap.c; Linux 6.18). Not for pages of zeros, which the swap layer keeps as a bit.
+/// In zswap: `struct zswap_entry`, 56 bytes, zsmalloc's handle, and a pointer in an xarray
+/// (mm/zswap.c; Linux 6.18). Pages of zeros take none of these: the swap layer keeps a bit for
+/// each.
 const ZSWAP_METADATA_BYTES: u64 = 56 + 8 + 8;
 
-/// Pages loaded at random, to time that.
+/// Random loads that are timed.
 const LOADS: usize = 5000;
 
 /// Pages stored between two calls of `maintain`, as often as the daemon's thread runs.
@@ -48,9 +49,9 @@ enum Holder {
     Zram(Peer),
     Zswap(Peer),
     Ours(String),
-    /// The same, without dictionaries.
+    /// Without dictionaries.
     Plain(String),
-    /// With every page that gains from it in a unit.
+    /// After recompression: each page that gains from it is in a unit.
     Recompressed(String),
 }
 
@@ -72,7 +73,7 @@ impl Candidate for Holder {
     }
 }
 
-/// Pages, and the file that they came from or were written to.
+/// Pages, and the file that has them.
 struct Pages<'a> {
     name: &'a str,
     pages: &'a [Page],
@@ -117,7 +118,7 @@ impl Holder {
                 return Err(Failure::new("the cache rejected a page"));
             }
         }
-        // Like an idle daemon in a minute or two.
+        // As much as an idle daemon does in a minute or two.
         let be_idle = || {
             for _ in 0..pages.len() / BATCH_PAGES {
                 cache.maintain().context("memory for the cache")?;
@@ -147,7 +148,7 @@ impl Holder {
     }
 }
 
-/// The times of loads of random pages, nanoseconds.
+/// The times of random loads, ns.
 fn loads(cache: &Cache, keys: &[SwapEntry]) -> Result<Vec<u64>, Failure> {
     let mut noise = Noise::new(5);
     let mut page = [0; PAGE_BYTES];
@@ -180,13 +181,13 @@ fn zram(compressor: &str, pages: &[Page]) -> Result<Occupancy, Failure> {
         live -= 1;
     }
     fs::write(format!("{ZRAM}/compact"), "1").context("zram0: compact")?;
-    // The table stays as long as the device.
+    // The table stays as large as the device.
     let half_bytes = zram_memory() + live as u64 * 8 + pages.len() as u64 * 16;
     let full_pages = pages.len();
     Ok(Occupancy { full_pages, full_bytes, half_pages: live, half_bytes, loads_ns: Vec::new() })
 }
 
-/// A process fills its memory with the pages and has them swapped out.
+/// Starts a process that fills its memory with the pages and has them swapped out.
 fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Occupancy, Failure> {
     let own = std::env::current_exe().context("the path of this program")?;
     let command = [
@@ -200,7 +201,7 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Occupancy, Fai
         peer.run(&mut Changes::begin(), Room::beside_the_pool(memory), &command, &bench.interrupt)?;
     let mut held: Occupancy =
         serde_json::from_str(&measured.stdout).context("the program's output")?;
-    // Only the pool, so far.
+    // So far these are the bytes of the pool alone.
     held.full_bytes += held.full_pages as u64 * ZSWAP_METADATA_BYTES;
     held.half_bytes += held.half_pages as u64 * ZSWAP_METADATA_BYTES;
     held.full_pages = given.pages.len();
@@ -208,7 +209,7 @@ fn zswap(peer: &Peer, bench: &Bench, given: &Pages<'_>) -> Result<Occupancy, Fai
     Ok(held)
 }
 
-/// Every holder with the same pages.
+/// All holders with the pages of one corpus.
 #[derive(serde::Serialize)]
 struct OnCorpus {
     corpus: String,
@@ -305,7 +306,7 @@ fn table(all: &[OnCorpus], bytes: fn(&Occupancy) -> f64) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// The time of a load, for all corpora together.
+/// The times of loads, over all corpora.
 fn loads_table(all: &[OnCorpus]) -> Table {
     let turns = all.last().map_or(&[][..], |together| &together.turns);
     let ours = turns.iter().filter(|own| own.rounds.iter().any(|held| !held.loads_ns.is_empty()));
@@ -318,7 +319,7 @@ fn loads_table(all: &[OnCorpus]) -> Table {
     Table::new(&["held by", "p50 (us)", "p90", "p99"], rows.collect())
 }
 
-/// Bytes a page of each holder, of all corpora together.
+/// Bytes a page of each holder, over all corpora.
 fn plot(all: &[OnCorpus]) -> Plot {
     let title = "Memory for a page, all corpora together";
     let mut plot = Plot::new("bytes", title, "bytes a page", "").bars();
@@ -346,7 +347,7 @@ mod tests {
         let held = Holder::Ours("lz4".into()).ours("lz4", &pages).unwrap();
         assert_eq!(held.full_pages, 4000);
         assert!(held.half_bytes < held.full_bytes * 3 / 4, "{held:?}");
-        // Half a page of text in eight words compresses to less than a quarter.
+        // Half a page of text from eight words compresses to less than a quarter of a page.
         assert!((100.0..2000.0).contains(&held.full()), "{held:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A message for the user: the thing, the reason, the remedy.
+/// A message for the user: the object, the reason, the remedy.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -19,7 +19,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Adds the action that failed.
+/// Adds the failed action to an error.
 pub trait Context<T> {
     /// "`what`: the error".
     fn context(self, what: &str) -> Result<T, Failure>;

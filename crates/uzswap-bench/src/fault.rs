@@ -1,7 +1,7 @@
-//! `fault` and `swapout`: the times of a page on its way in and out, beside zswap and zram.
+//! `fault` and `swapout`: the times of paging in and out, beside zswap and zram.
 //!
-//! The same program ([`crate::touch`]) with the same pages for each. Its memory is in a cgroup with
-//! enough for all of them, so that nothing must leave while pages come in.
+//! All run the same program ([`crate::touch`]) with the same pages. Its memory is in a cgroup with
+//! room for all of them, so that no page must leave while others come in.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::Program;
@@ -26,12 +26,12 @@ pub struct FaultArguments {
     /// Compressors of ours.
     #[arg(long, value_delimiter = ',', default_value = "lz4,zstd")]
     pub compressors: Vec<String>,
-    /// Rows whose names begin so [default: all].
+    /// Rows whose names begin with these texts [default: all].
     #[arg(long, value_delimiter = ';')]
     pub only: Vec<String>,
 }
 
-/// In the steady state the program uses so many times its memory.
+/// In the steady state the program uses this multiple of its memory.
 const STEADY_RATIO: usize = 4;
 
 fn device(compressor: &str, name: &str) -> Peer {
@@ -58,7 +58,7 @@ fn peers(arguments: &FaultArguments) -> Vec<Peer> {
 
 struct FaultSetting {
     mib: usize,
-    /// The program and the file of pages.
+    /// The program, and the file of pages.
     program: String,
     pages: String,
 }
@@ -75,13 +75,14 @@ impl FaultSetting {
 
     fn touch(&self, bench: &Bench, peer: &Peer, more: &[String]) -> Result<Touched, Failure> {
         let mut changes = Changes::begin();
-        // The program switches read-ahead off and on again.
+        // The program changes read-ahead, so it is restored at the end.
         let read_ahead = "/proc/sys/vm/page-cluster";
         let value = fs::read_to_string(read_ahead).context(read_ahead)?;
         changes.set(read_ahead, value.trim())?;
-        // Enough for the pages, for the file of pages while it is read, and for the program.
+        // Enough for the pages, for the page cache of their file, and for the program.
         let room_mib = match peer {
-            // A program is taken over once less than a quarter is left; then it needs less.
+            // A program is taken over when less than a quarter of its memory is left. Then it needs
+            // less.
             Peer::InProcess { .. } => self.mib + TAKEN_OVER / (1 << 20) + self.mib / 8,
             _ => self.mib * 3 / 2 + 256,
         };
@@ -102,7 +103,7 @@ impl FaultSetting {
     fn steady(&self, bench: &Bench, peer: &Peer, touches: usize) -> Result<Faults, Failure> {
         let own_mib = self.mib / STEADY_RATIO;
         let mut options = peer.memory_options(own_mib * 2);
-        // A region's budget does not limit the program.
+        // A region's budget does not limit the rest of the program.
         let limit_mib = match peer {
             Peer::InProcess { .. } => own_mib * 2,
             _ if options.is_empty() => own_mib,
@@ -119,7 +120,7 @@ fn us(ns: f64) -> String {
     format!("{:.1}", ns / 1e3)
 }
 
-/// A ratio of medians of paired rounds, to the better of the kernel's own two.
+/// The median, over the rounds, of the ratio to the better of zswap and zram.
 fn against<T>(turns: &[Turns<T>], own: &Turns<T>, figure: impl Fn(&T) -> f64) -> String {
     let is_kernels = |turn: &&Turns<T>| turn.name.starts_with('z') && !turn.rounds.is_empty();
     let kernel = turns.iter().filter(is_kernels);
@@ -288,5 +289,5 @@ pub fn swapout(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Fai
         .raw("turns", &turns)
 }
 
-/// A page, MB.
+/// Size of a page, MB.
 const PAGE_MB: f64 = 4096.0 / 1e6;

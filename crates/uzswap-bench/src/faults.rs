@@ -1,4 +1,4 @@
-//! The program whose faults are timed: it fills more memory than it has, then reads pages at
+//! The program whose faults are timed. It fills more memory than it has, then reads pages at
 //! random.
 
 use crate::bench::Bench;
@@ -16,8 +16,8 @@ use std::time::Instant;
 use uzswap_engine::Page;
 use uzswap_engine::testing::Noise;
 
-/// Shorter reads found their page in memory, ns: no device answers as fast, and nothing else in a
-/// loop of reads takes as long.
+/// A read that takes less time, ns, has found its page in memory. No device answers as fast, and
+/// nothing else in a loop of reads takes as long.
 const FAULT_NS_MIN: u64 = 1_500;
 
 /// Arguments of the program.
@@ -25,18 +25,18 @@ const FAULT_NS_MIN: u64 = 1_500;
 pub struct FaultArguments {
     #[command(flatten)]
     memory: MemoryArguments,
-    /// Touches of each thread.
+    /// Touches by each thread.
     #[arg(long)]
     touches: usize,
-    /// Threads that touch pages at once.
+    /// Threads that touch pages at the same time.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Microseconds of other work between two.
+    /// Microseconds of other work between two touches.
     #[arg(long, default_value_t = 0)]
     pause_us: u64,
 }
 
-/// Times of faults, ns, thread by thread in the order in which they happened.
+/// Times of faults, ns: those of each thread together, in their order.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// The times.
@@ -55,7 +55,7 @@ impl Faults {
     }
 }
 
-/// Makes a peer swap the program whose faults are timed; see [`run_swapped`].
+/// Lets a peer swap the program whose faults are timed; see [`run_swapped`].
 pub fn measure(
     bench: &Bench,
     peer: &Peer,
@@ -65,8 +65,8 @@ pub fn measure(
     run_swapped(bench, peer, memory, "faults", options)
 }
 
-/// Makes a peer swap a part of this program, which has `memory` bytes and pages of a Python heap,
-/// and returns its output. Read-ahead is off: a fault brings in only its own page.
+/// Lets a peer swap a command of this program, which has `memory` bytes and pages of a Python heap.
+/// Returns its output. Read-ahead is off, so that a fault brings in only its own page.
 pub fn run_swapped<T: DeserializeOwned>(
     bench: &Bench,
     peer: &Peer,
@@ -86,7 +86,7 @@ pub fn run_swapped<T: DeserializeOwned>(
     serde_json::from_str(&measured.stdout).context("the program's output")
 }
 
-/// Measures, and prints the times as JSON.
+/// Measures the faults, and prints the times as JSON.
 pub fn run(arguments: &FaultArguments) -> Result<(), Failure> {
     let memory = Memory::new(&arguments.memory)?;
     let pages = memory.pages();
@@ -101,7 +101,7 @@ pub fn run(arguments: &FaultArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The body of one thread: the times of its faults, ns.
+/// The body of a thread. Returns the times of its faults, ns.
 fn touch(arguments: &FaultArguments, pages: &[Page], seed: u64) -> Vec<u64> {
     let (mut noise, mut faults) = (Noise::new(seed), Vec::new());
     for _ in 0..arguments.touches {

@@ -1,9 +1,9 @@
-//! Medians, quantiles, and the machine that they were measured on.
+//! Medians, quantiles, and the machine of a measurement.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// The middle of the values; of two middles, their mean. NaN for none.
+/// The middle value, or the mean of the two middle values; NaN for no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -38,7 +38,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let processor = read("/proc/cpuinfo")
@@ -59,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// All of it in one line.
     pub fn line(&self) -> String {
         format!(
             "Linux {}, {} x {}, {} GiB, memory cgroup {}, uzswap {} ({})",

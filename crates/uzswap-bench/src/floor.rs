@@ -1,7 +1,7 @@
-//! The least time of a fault served in user space: a signal, and a call that copies the page in.
+//! The least time of a fault that user space serves: a signal, and a call that copies the page in.
 //!
-//! There is no cache: the pages are present uncompressed, and a program's changes are dropped when
-//! its pages are pushed out. So the rest of the time of a region's fault is ours.
+//! There is no cache: the pages are kept uncompressed, and a program's changes are lost when its
+//! pages leave. In a region's fault, all further time is ours.
 
 use crate::error::{Context, Failure};
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use uzswap_sys::fault_signals;
 use uzswap_sys::map::Mapping;
 use uzswap_sys::uffd::{Delivery, Fault, Uffd};
 
-/// The source of pages.
+/// The source of the pages.
 struct Source {
     uffd: Uffd,
     /// The start of the memory.
@@ -18,10 +18,10 @@ struct Source {
     pages: Vec<Page>,
 }
 
-/// One for each process: the handler has no arguments.
+/// One for each process, since the signal handler has no arguments.
 static SOURCE: OnceLock<Source> = OnceLock::new();
 
-/// Memory that is filled with these pages as it is used.
+/// Memory whose faults bring these pages in.
 pub fn memory(pages: Vec<Page>) -> Result<Mapping, Failure> {
     let memory = Mapping::reserved(pages.len() * PAGE_BYTES).context("memory")?;
     memory.keep_apart().context("madvise")?;

@@ -1,5 +1,5 @@
-# The measured program of `forks`: MIB of the contents of files, and FORKS whose children end at once.
-# Prints the time of each call of fork, ms, as JSON.
+# The measured program of `forks`: it has MIB of file contents, and forks FORKS times; the children
+# end immediately. Prints the time of each fork, ms, as JSON.
 import json, os, sys, time
 
 size, forks = int(sys.argv[1]) << 20, int(sys.argv[2])
@@ -15,7 +15,7 @@ blocks = [block for block in blocks if block]
 time.sleep(0.5)
 taken = []
 for turn in range(forks):
-    # A program writes between two forks.
+    # The program writes between two forks.
     for change in range(100):
         block = blocks[(turn * 7919 + change * 104729) % len(blocks)]
         block[change * 4099 % len(block)] ^= 1

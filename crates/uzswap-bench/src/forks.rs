@@ -1,4 +1,4 @@
-//! `forks`: the time of a fork of a program with more data than memory.
+//! `forks`: the time of a fork, for a program with more data than memory.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Arguments of `forks`.
 #[derive(Debug, Args)]
 pub struct ForksArguments {
-    /// Data of the program, MiB [default: 512]; it has a third of that as its memory.
+    /// Data of the program, MiB [default: 512]. Its memory is a third of that.
     #[arg(long, value_parser = clap::value_parser!(u64).range(64..))]
     pub mib: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! The program for zswap: it fills its memory with pages, has them swapped out, and reports their
-//! memory; then again with half of them freed.
+//! The program for zswap. It fills its memory with pages, has them swapped out, and reports the
+//! pool's memory. Then it frees half of the pages and reports again.
 
 use crate::error::{Context, Failure};
 use clap::Args;
@@ -13,7 +13,7 @@ use uzswap_sys::map::Mapping;
 /// Arguments of the program.
 #[derive(Debug, Args)]
 pub struct HoldArguments {
-    /// The pages.
+    /// The file of the pages.
     #[arg(long)]
     pub pages: PathBuf,
     /// Their number.
@@ -21,18 +21,18 @@ pub struct HoldArguments {
     pub count: usize,
 }
 
-/// The pages, and the bytes of memory that they took.
+/// Numbers of pages, and the bytes of memory that they took.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Occupancy {
-    /// All of them.
+    /// All pages.
     pub full_pages: usize,
     /// Bytes.
     pub full_bytes: u64,
-    /// The remaining pages when half were freed.
+    /// The pages that remained after half were freed.
     pub half_pages: usize,
     /// Bytes.
     pub half_bytes: u64,
-    /// The times of loads of random pages, nanoseconds; none for the kernel's.
+    /// The times of random loads, ns; none for the kernel's.
     #[serde(default)]
     pub loads_ns: Vec<u64>,
 }
@@ -62,7 +62,7 @@ fn zswap() -> Result<(usize, u64), Failure> {
     Ok((bytes("Zswapped")? as usize / PAGE_BYTES, bytes("Zswap")?))
 }
 
-/// Measures, and prints an [`Occupancy`] as JSON.
+/// Measures the memory, and prints an [`Occupancy`] as JSON.
 pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     let what = arguments.pages.display().to_string();
     let pages = fs::read(&arguments.pages).context(&what)?;
@@ -75,7 +75,7 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     for page in freed(bytes / PAGE_BYTES) {
         memory.discard(page * PAGE_BYTES, PAGE_BYTES).context("MADV_DONTNEED")?;
     }
-    // Shrinks slabs; zsmalloc is compacted as one of them.
+    // Shrinks slabs. zsmalloc is compacted with them.
     fs::write("/proc/sys/vm/drop_caches", "2").context("/proc/sys/vm/drop_caches")?;
     let (half_pages, half_bytes) = zswap()?;
     let held = Occupancy { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };
@@ -83,7 +83,7 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A random half of the pages, which is freed after the first measurement.
+/// The random half of the pages that is freed after the first measurement.
 pub fn freed(count: usize) -> impl Iterator<Item = usize> {
     let mut noise = Noise::new(3);
     (0..count).filter(move |_| noise.below(2) == 0)

@@ -1,4 +1,4 @@
-//! Installs programs that benchmarks need, where they are missing.
+//! Installs missing programs that benchmarks need.
 
 use crate::error::{Context, Failure};
 use std::path::Path;
@@ -10,7 +10,7 @@ pub fn is_there(program: &str) -> bool {
     std::env::split_paths(&paths).any(|folder| folder.join(program).exists())
 }
 
-/// Runs a script in a folder; its output is shown only if it fails.
+/// Runs a script in a folder. Shows its output only if it fails.
 pub fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
     let mut command = Command::new("sh");
     command.args(["-c", script]).current_dir(folder).stdin(Stdio::null());
@@ -24,7 +24,7 @@ pub fn shell(script: &str, folder: &Path) -> Result<(), Failure> {
     Err(Failure::new(format!("{script}: {last}")))
 }
 
-/// Installs Debian's packages, unless this shell command succeeds.
+/// Installs Debian packages, unless a shell command succeeds.
 pub fn require(is_there: &str, names: &[&str]) -> Result<(), Failure> {
     match shell(is_there, Path::new("/")) {
         Ok(()) => Ok(()),
@@ -32,7 +32,7 @@ pub fn require(is_there: &str, names: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Installs Debian's packages.
+/// Installs Debian packages.
 pub fn packages(names: &[&str]) -> Result<(), Failure> {
     let names = names.join(" ");
     eprintln!("uzswap-bench: installing {names}");

@@ -1,5 +1,5 @@
-//! `java`: a program of transactions on a heap that grows beyond its memory, beside zram, both with
-//! the same memory in total. SPECjbb, the common benchmark of this kind, must be bought.
+//! `java`: transactions on a heap that grows beyond its memory, beside zram, with equal memory in
+//! total. SPECjbb, the common benchmark of this kind, must be bought.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
@@ -20,7 +20,7 @@ pub struct JavaArguments {
     pub memory_mib: u64,
 }
 
-/// One number of warehouses.
+/// The result for one number of warehouses.
 #[derive(Debug, Serialize, Deserialize)]
 struct Growth {
     warehouses: u32,

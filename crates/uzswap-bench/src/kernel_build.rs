@@ -1,9 +1,9 @@
-//! `kernel-build`: a small kernel, many compile jobs, little memory, on a fast and a slow disk.
+//! `kernel-build`: a small kernel, many compile jobs and little memory, on a fast and a slow disk.
 //!
-//! Every configuration has the same memory in total. With plain swap the command has all of it. For
+//! All configurations have the same memory in total. With plain swap the command has all of it. For
 //! zswap and zram, the pool's bytes are subtracted from the command's limit ten times a second,
-//! because the kernel charges its pool to no group. Ours subtracts them itself
-//! (`run --include-pool`), with all memory of the daemon.
+//! since the kernel charges its pool to no group. Ours subtracts the bytes itself (`run
+//! --include-pool`), with all memory of the daemon.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -21,26 +21,26 @@ use uzswap_sys::cgroup;
 /// Arguments of `kernel-build`.
 #[derive(Debug, Args)]
 pub struct BuildArguments {
-    /// Compile jobs at once [default: 8,12,16,20,24].
+    /// Compile jobs at the same time [default: 8,12,16,20,24].
     #[arg(long, short, value_delimiter = ',')]
     pub jobs: Vec<usize>,
     /// Memory of the command and the pool together.
     #[arg(long, default_value = "512M", value_parser = size)]
     pub memory: u64,
-    /// Most bytes of it for a pool; zram has no limit [default: half].
+    /// Most bytes of it for a pool; for zram there is no limit [default: half].
     #[arg(long, value_parser = size)]
     pub pool: Option<u64>,
     /// Disks behind the swap.
     #[arg(long, value_delimiter = ',', default_value = "as-is,slow")]
     pub disks: Vec<Disk>,
-    /// The target of make; "vmlinux" is all of it [default: mm/].
+    /// The target of make; "vmlinux" is the whole kernel [default: mm/].
     #[arg(long)]
     pub target: Option<String>,
     /// Stop a build that takes longer, s. It is not tried again.
     #[arg(long, default_value = "60")]
     pub stop_after: u64,
-    /// Configurations: plain, zswap, zram, uzswap-NAME with the compressor's name, also with
-    /// "+load-control" behind it, and in-process, also with "+no-load-control".
+    /// Configurations: plain, zswap, zram, uzswap-NAME with a compressor's name, which may end with
+    /// "+load-control", and in-process, which may end with "+no-load-control".
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     pub peers: Vec<String>,
 }
@@ -56,12 +56,12 @@ const PEERS: [&str; 8] = [
     "in-process+no-load-control",
 ];
 
-/// The place of swap.
+/// The disk behind the swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Disk {
-    /// The machine's own.
+    /// The machine's own disk.
     AsIs,
-    /// A disk as slow as the original's.
+    /// A disk as slow as in the original measurement.
     Slow,
 }
 
@@ -81,7 +81,7 @@ impl Disk {
     }
 }
 
-/// One build.
+/// A build to measure.
 struct Build {
     disk: Disk,
     jobs: usize,
@@ -122,7 +122,7 @@ fn size(text: &str) -> Result<u64, String> {
 const PACKAGES: [&str; 6] = ["linux-source-6.1", "make", "gcc", "flex", "bison", "bc"];
 const ARCHIVE: &str = "/usr/src/linux-source-6.1.tar.xz";
 
-/// The sources, unpacked and configured; made once.
+/// The sources, unpacked and configured. This is done once.
 fn sources() -> Result<PathBuf, Failure> {
     let folder = Path::new(FOLDER).join("linux");
     if folder.join(".ready").exists() {
@@ -172,7 +172,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         true => bench.pick(vec![4], vec![24], vec![8, 12, 16, 20, 24]),
         false => arguments.jobs.clone(),
     };
-    // A whole build takes minutes each time, and on the slow disk plain swap would take days.
+    // A whole build takes minutes each time. On the slow disk, plain swap would take days for it.
     let part = bench.pick("init/", "mm/", "mm/");
     let target = arguments.target.clone().unwrap_or(part.into());
     let pool = arguments.pool.unwrap_or(arguments.memory / 2);
@@ -184,7 +184,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
             builds.extend(peers.iter().map(|peer| Build { disk, jobs, peer: peer.clone() }));
         }
     }
-    // The most jobs are the goal, and get more rounds.
+    // The largest number of jobs is the goal, and gets more rounds.
     let most = jobs.iter().max().copied();
     let rounds = |jobs| bench.rounds(1, if Some(jobs) == most { 5 } else { 1 });
     let rounds_of = |build: &Build| rounds(build.jobs);
@@ -269,7 +269,7 @@ fn table(of: &[Of<'_>]) -> Table {
 
 fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> {
     let change = |figure: &dyn Fn(&Measured) -> f64| {
-        // A stopped build has not done the same work.
+        // A build that was stopped has not done the same work.
         let is_whole = |turns: &Turns<Measured>| turns.rounds.iter().all(|run| run.is_whole);
         let plain = plain.filter(|plain| !plain.rounds.is_empty() && is_whole(plain));
         let Some(plain) = plain.filter(|_| is_whole(own)) else { return "-".into() };
@@ -298,7 +298,7 @@ fn cells(own: &Turns<Measured>, plain: Option<&Turns<Measured>>) -> Vec<String> 
     ]
 }
 
-/// A stopped build took longer than that.
+/// The median time. If a build was stopped, it took longer than that.
 fn time(own: &Turns<Measured>) -> String {
     let more = if own.rounds.iter().all(|run| run.is_whole) { "" } else { "> " };
     format!("{more}{:.1}", own.median(|run| run.seconds))

@@ -1,11 +1,12 @@
-//! `locks`: threads that swap out at once, and the cost of their locks, over a plain backing and a
-//! sealed one.
+//! `locks`: threads that swap out at the same time, and the cost of their locks, over a plain
+//! backing and a sealed one.
 //!
 //! Threads store pages of a real heap one after the other, each in its own part of the address
-//! space, into a cache over a backing in memory. `raw`: no page fits the limit on its ratio, so
+//! space, into a cache over a backing in memory. `raw`: no page meets the limit on its ratio, so
 //! each goes straight to a slot of the backing. `lz4`: pages are compressed into a pool of 16 MiB
-//! and written back in segments. A second run of each, with locks profiled, tells how often they
-//! are taken, waited for and held. `acquisitions` predicts more CPUs.
+//! and written back in segments. A second run with profiled locks counts how often they are taken,
+//! and measures how long threads wait for them and hold them. `acquisitions` predicts the
+//! throughput of more CPUs.
 
 mod acquisitions;
 
@@ -34,17 +35,17 @@ use uzswap_sys::cpu;
 /// Arguments of `locks`.
 #[derive(Debug, Args)]
 pub struct LocksArguments {
-    /// Threads that store at once: 1,2,8,32, or as many as CPUs with --count.
+    /// Threads that store: 1,2,8,32, or with --count as many as CPUs.
     #[arg(long, value_delimiter = ',', value_parser = threads)]
     pub threads: Vec<usize>,
-    /// Only count how often each lock is taken, with as many threads as CPUs, and write that to a
-    /// file.
+    /// Only count how often each lock is taken, with a thread for each CPU, and write the counts to
+    /// a file.
     #[arg(long, value_name = "FILE", conflicts_with = "counts")]
     pub count: Option<PathBuf>,
-    /// Only predict the throughput of as many CPUs, from such a file and one thread here.
+    /// Only predict the throughput of more CPUs, from such a file and one thread here.
     #[arg(long, value_name = "FILE", conflicts_with = "threads")]
     pub counts: Option<PathBuf>,
-    /// Pages to store, as `uzswap record` writes them, instead of those of a Python.
+    /// Pages to store, from `uzswap record`, instead of those of a Python.
     #[arg(long, value_name = "FILE")]
     pub pages: Option<PathBuf>,
 }
@@ -63,7 +64,7 @@ const BACKINGS: [(&str, bool); 2] = [("plain", false), ("sealed", true)];
 
 const CODECS: [&str; 2] = ["raw", "lz4"];
 
-/// Each codec over each backing, with so many threads.
+/// Each codec over each backing, with these numbers of threads.
 pub fn settings(threads: &[usize]) -> Vec<LockSetting> {
     let mut settings = Vec::new();
     for codec in CODECS {
@@ -85,7 +86,7 @@ const POOL_BYTES: u64 = 16 << 20;
 const FAULT_THREADS: usize = 8;
 const MODEL_CPUS: usize = 32;
 
-/// A setting, measured once a round.
+/// A setting, which is measured once a round.
 #[derive(Clone, Copy)]
 pub struct LockSetting {
     pub backing: &'static str,
@@ -100,15 +101,15 @@ impl Candidate for LockSetting {
     }
 }
 
-/// One kind of lock in one run.
+/// The cost of one kind of lock in one run.
 #[derive(Debug, Clone, Serialize)]
 pub struct LockCost {
-    /// The type that it protects.
+    /// The type that the lock protects.
     pub name: String,
-    /// Acquisitions for a page.
+    /// Acquisitions per page.
     pub a_page: f64,
     pub waited_ns: f64,
-    /// A time.
+    /// Mean time of one acquisition.
     pub held_ns: f64,
 }
 
@@ -118,13 +119,14 @@ pub struct Run {
     pub kb_per_s: f64,
     /// Share of the CPUs that threads could have used but did not.
     pub idle: f64,
-    /// From the run with a profile: acquisitions for a page, and time waited of all threads' time.
+    /// From the run with a profile: acquisitions per page, and the share of all threads' time that
+    /// they waited.
     pub a_page: f64,
     pub waiting: f64,
     pub kinds: Vec<LockCost>,
 }
 
-/// A cache with a setting, and its maintaining thread.
+/// Calls a function with a cache of this setting, which has a maintaining thread.
 fn with_cache<T>(
     setting: LockSetting,
     pages: u32,
@@ -174,7 +176,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The type that a lock protects: `Entrys` of `[uzswap_engine::index::Entry; 4096]`.
+/// The type that a lock protects: `Entrys` for `[uzswap_engine::index::Entry; 4096]`.
 pub fn short(name: &str) -> String {
     let last = name.rsplit("::").next().unwrap_or(name);
     match last.split_once("; ") {
@@ -183,14 +185,13 @@ pub fn short(name: &str) -> String {
     }
 }
 
-/// The time of storing `count` pages by all threads.
+/// The time in which all threads stored the pages.
 pub struct Took {
     time: Duration,
-    /// Of all CPUs.
     cpu: Duration,
 }
 
-/// Stores `count` pages by all threads, evenly.
+/// Stores `count` pages, evenly by all threads.
 pub fn swap_out(
     setting: LockSetting,
     count: u32,
@@ -201,7 +202,7 @@ pub fn swap_out(
     let share = count / threads;
     let barrier = Barrier::new(setting.threads);
     let (took, held) = with_cache(setting, count, ram, |cache, area| {
-        // Trunks and slots like those of a cache in use.
+        // Makes trunks and slots, as in a cache in use.
         for offset in (0..count).step_by(4096) {
             store(cache, area, offset, &pages[0]);
             let _ = cache.maintain();
@@ -241,7 +242,7 @@ pub fn swap_out(
     }
 }
 
-/// A run, and another with a profile.
+/// A run, with a second one for the profile.
 pub fn measure(
     setting: LockSetting,
     count: u32,
@@ -265,7 +266,7 @@ pub fn measure(
     let kinds: Vec<LockCost> = kinds.collect();
     Ok(Run {
         kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / took.time.as_secs_f64(),
-        // The maintaining thread may use CPUs that they leave.
+        // The maintaining thread may use CPUs that the storing threads leave idle.
         idle: (1.0 - took.cpu.as_secs_f64() / (took.time.as_secs_f64() * cpus as f64)).max(0.0),
         a_page: kinds.iter().map(|kind| kind.a_page).sum(),
         waiting: kinds.iter().map(|kind| kind.waited_ns).sum::<f64>()
@@ -274,7 +275,7 @@ pub fn measure(
     })
 }
 
-/// The time that a clock read adds to the hold time of a lock, ns.
+/// The time that reading the clock adds to the hold time of a lock, ns.
 pub fn clock_ns() -> f64 {
     const TIMES: u32 = 100_000;
     profile::flush();
@@ -288,20 +289,20 @@ pub fn clock_ns() -> f64 {
     held.as_nanos() as f64 / f64::from(TIMES)
 }
 
-/// The number of locks of a kind that all CPUs share; `None` where each CPU, each cluster in use,
-/// or each page has one.
+/// The number of locks of a kind that all CPUs share; `None` if there is a lock for each CPU, each
+/// cluster in use, or each page.
 fn shared(kind: &str) -> Option<usize> {
     match short(kind).as_str() {
         "SegmentWriter" | "Inner" => Some(1),
         "List" => Some(16),
-        // Some ten classes have most of a heap's objects.
+        // Some ten classes have most objects of a heap.
         "Class" => Some(10),
         _ => None,
     }
 }
 
-/// Pages a second on `cpus` CPUs. Each is busy for `page_ns` for a page, of which `demand_ns` under
-/// one of `locks` locks: mean value analysis of a closed network with a queue for each lock.
+/// Pages a second on `cpus` CPUs. A page takes a CPU `page_ns`, of which `demand_ns` under one of
+/// `locks` locks. This is mean value analysis of a closed network with a queue for each lock.
 pub fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: f64) -> f64 {
     let each = demand_ns / locks;
     let think = page_ns - demand_ns;
@@ -314,7 +315,7 @@ pub fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: f64) -> f64 {
     rate * 1e9
 }
 
-/// A prediction for a setting, from its run with one thread: kB/s, and the lock that bounds it.
+/// The prediction for a setting, from its run with one thread: kB/s, and the lock that limits it.
 fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
     let kb = PAGE_BYTES as f64 / 1024.0;
     let page_ns = 1e9 * kb / turn.median(|run| run.kb_per_s);
@@ -330,8 +331,8 @@ fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
     least
 }
 
-/// Times of loads and stores of a page, ns: threads use random pages of twice their memory. Each
-/// brings one in and puts another out.
+/// Times of loads and stores of a page, ns. The threads use random pages of twice their memory:
+/// each touch brings a page in and puts another out.
 #[derive(Debug, Serialize)]
 struct Touches {
     load_ns: Vec<u64>,
@@ -355,8 +356,8 @@ fn touch(
             let (mut noise, mut page) = (Noise::new(number as u64 + 1), [0; PAGE_BYTES]);
             let mut times = Vec::with_capacity(touches);
             for _ in 0..touches {
-                // A page of its own: between a rejected store and its write-through a page is
-                // absent, and the storing thread makes sure that no other reads it.
+                // A page of this thread's own. Between a rejected store and its write-through a
+                // page is absent. The storing thread must make sure that no other thread reads it.
                 let own = noise.below((pages.len() / setting.threads) as u64) as usize;
                 let offset = (own * setting.threads + number) as u32;
                 let Some(key) = area.entry(offset) else { continue };
@@ -364,7 +365,8 @@ fn touch(
                 let loaded = cache.load(key, &mut page);
                 let load = start.elapsed();
                 let whole = matches!(loaded, Ok(Load::Hit)) && page == pages[offset as usize];
-                // The page that makes space for it. The same key: half of all pages are out.
+                // The page that must leave for it. The key may be the same, since half of all pages
+                // are out.
                 let start = Instant::now();
                 let stored = store(cache, area, offset, &page);
                 times.push((load.as_nanos() as u64, start.elapsed().as_nanos() as u64));
@@ -390,7 +392,6 @@ fn touch(
     }
 }
 
-/// The table and plot of one codec.
 fn report(
     section: Section,
     codec: &str,
@@ -433,7 +434,7 @@ fn report(
     section.text(format!("Codec {codec}:")).table(Table::new(&header, rows)).plot(plot)
 }
 
-/// The kinds of locks, at the most threads.
+/// The kinds of locks, with the most threads.
 fn kinds(turn: &Turns<Run>) -> Table {
     let mut rows = Vec::new();
     if let Some(run) = turn.rounds.last() {
@@ -452,7 +453,7 @@ fn kinds(turn: &Turns<Run>) -> Table {
     Table::new(&["lock", "acquisitions a page", "held (ns)", "waited in all (ms)"], rows)
 }
 
-/// The number of stored pages, the pages, and the memory of the backing.
+/// Number of pages to store, the pages, and the memory of the backing.
 pub fn load(bench: &Bench, arguments: &LocksArguments) -> Result<(usize, Vec<Page>, Ram), Failure> {
     let count = bench.pick(4096, 32_768, 131_072);
     let pages_max = bench.pick(2000, 16_000, 16_000);
@@ -464,7 +465,7 @@ pub fn load(bench: &Bench, arguments: &LocksArguments) -> Result<(usize, Vec<Pag
     Ok((count, pages.pages, ram))
 }
 
-/// Measures.
+/// Measures, counts or predicts.
 pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure> {
     if let Some(file) = &arguments.count {
         return acquisitions::count(bench, arguments, file);
@@ -515,7 +516,7 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
 /// Adds the table of faults through the swap device.
 fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
     let peer = |name: &str, more: &[&str]| {
-        // In memory, like the rest: locks are measured and not a disk.
+        // In memory, as in the rest: locks are to be measured and no disk.
         let options = ["--compressor=lz4", "--pool=16M", "--backing=/dev/shm/uzswap-bench:1G"];
         let options = options.iter().chain(more).map(|option| (*option).to_owned()).collect();
         Peer::Uzswap { name: name.into(), options }
@@ -551,7 +552,6 @@ fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
         .raw("device_faults", &turns)
 }
 
-/// Adds the table of faults.
 fn faults(bench: &Bench, section: Section, pages: &[Page], ram: &Ram) -> Result<Section, Failure> {
     let settings = settings(&[FAULT_THREADS]);
     let touches = bench.pick(500, 5_000, 20_000);

@@ -1,8 +1,8 @@
 //! Changes of the machine by a benchmark, and their undoing.
 //!
-//! A journal has the undoing of a change before the change is made. The changes of one
-//! configuration are undone in reverse when they are dropped. Those of a killed benchmark are
-//! undone by the next one, in [`recover`]. A lock keeps two benchmarks apart.
+//! Before a change is made, its undoing is written to a journal. The changes of a configuration are
+//! undone in reverse order when they are dropped. Those of a killed benchmark are undone by the
+//! next benchmark, in [`recover`]. A lock excludes a second benchmark.
 
 use crate::error::{Context, Failure};
 use crate::install::shell;
@@ -23,16 +23,17 @@ const LOCK: &str = "/run/uzswap-bench.lock";
 /// The zram device that is used.
 pub const ZRAM: &str = "/sys/block/zram0";
 
-/// A disk like that of the original measurement: bytes and operations a second, in each direction.
+/// The speed of a disk like that of the original measurement: bytes and operations a second, in
+/// each direction.
 pub const DISK_BYTES: u64 = 58_000_000;
 /// See [`DISK_BYTES`].
 pub const DISK_OPERATIONS: u64 = 120;
 
-/// Limits of the whole machine, which only version 1 has. They stay with a device's number until
-/// they are set to zero.
+/// The folder of limits for the whole machine, which only version 1 has. A limit stays with a
+/// device's number until it is set to zero.
 pub const THROTTLES: &str = "/sys/fs/cgroup/blkio";
 
-/// Held by the benchmark that runs.
+/// The lock of the running benchmark.
 pub struct Lock(#[expect(dead_code, reason = "unlocks when it is closed")] File);
 
 /// Undoes the changes of a killed benchmark. Error: a benchmark is running.
@@ -50,7 +51,7 @@ pub fn recover() -> Result<Lock, Failure> {
     Ok(Lock(lock))
 }
 
-/// How to undo one change. Doing so twice does no harm.
+/// The undoing of a change. Doing it twice does no harm.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Undo {
     Write { path: PathBuf, value: String },
@@ -103,7 +104,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// No changes yet. There is one at a time, which owns the journal.
+    /// No changes yet. Only one value may exist at a time, since it owns the journal.
     pub fn begin() -> Self {
         Self { journal: Vec::new() }
     }
@@ -114,10 +115,10 @@ impl Changes {
         fs::write(JOURNAL, text).context(JOURNAL)
     }
 
-    /// Writes a setting under /proc/sys or /sys.
+    /// Writes a value to a file of /proc/sys or /sys.
     pub fn set(&mut self, path: &str, value: &str) -> Result<(), Failure> {
         let before = fs::read_to_string(path).context(path)?;
-        // Of a choice such as "lzo [lz4] zstd", the chosen one.
+        // In a choice such as "lzo [lz4] zstd", the chosen word.
         let chosen = before.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
         let value_before = chosen.map_or(before.trim(), |(chosen, _)| chosen).to_owned();
         self.note(Undo::Write { path: path.into(), value: value_before })?;
@@ -160,31 +161,31 @@ impl Changes {
         Ok(file)
     }
 
-    /// Makes a swap file of `bytes` and makes the kernel swap to it before all others.
+    /// Makes a swap file of `bytes`, which the kernel uses before all other areas.
     pub fn swap_file(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         self.file(path, bytes)?;
         self.swap_on(path, bytes)
     }
 
-    /// The same through a loop device, which merges operations on neighbouring pages before the
-    /// disk counts them.
+    /// The same through a loop device. It merges operations on neighbouring pages before the disk
+    /// counts them.
     pub fn swap_file_merged(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let file = self.file(path, bytes)?;
         let device =
             LoopDevice::attach(file.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
-        // It is detached when the swap area is off.
+        // The kernel detaches it when the swap area is off.
         self.swap_on(device.path(), bytes)
     }
 
     /// Mounts a file system of `bytes` on a disk with the speed of [`DISK_BYTES`] and
-    /// [`DISK_OPERATIONS`]; its folder. Undone with its whole content.
+    /// [`DISK_OPERATIONS`]. The undoing removes its content.
     pub fn slow_disk(&mut self, folder: &Path, bytes: u64) -> Result<(), Failure> {
         fs::create_dir_all(folder).context(&folder.display().to_string())?;
         let image = self.file(&folder.with_extension("image"), bytes)?;
         let disk =
             LoopDevice::attach(image.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
         let device = disk.path().display().to_string();
-        // No journal and no table to be written later: only swap writes to it.
+        // No journal, and no table that is written later: only swap is to write to the disk.
         let options = "-q -F -O ^has_journal -N 1024 -E nodiscard,lazy_itable_init=0";
         shell(&format!("mkfs.ext4 {options} {device}"), Path::new("/"))?;
         self.note(Undo::Unmount { path: folder.into() })?;
@@ -203,7 +204,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Makes the kernel swap to a file or device of `bytes` before all others.
+    /// Makes the kernel swap to a file or device of `bytes` before all other areas.
     pub fn swap_on(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let what = path.display().to_string();
         let pages = u32::try_from(bytes / 4096).unwrap_or(u32::MAX);
@@ -235,7 +236,7 @@ impl Drop for Changes {
             }
         }
         if !failed {
-            // An error: there is none.
+            // An error: there is no journal.
             let _ = fs::remove_file(JOURNAL);
         }
     }

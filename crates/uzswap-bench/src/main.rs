@@ -1,8 +1,8 @@
-//! Benchmarks: ours beside the alternatives, in one run, in turns.
+//! Benchmarks: uzswap and the alternatives, measured in turns in one run.
 //!
-//! A program of its own, so that the one which serves contains none of it. Every configuration is
-//! measured once a round, and the rounds are repeated, so that other load of the machine affects
-//! all of them. Figures are medians; all raw values are kept.
+//! This is a program of its own, so that the serving program has no code of it. Every configuration
+//! is measured once a round, and rounds are repeated, so that other load on the machine affects all
+//! of them. Figures are medians. All raw values are kept.
 
 #![forbid(unsafe_code)]
 
@@ -58,15 +58,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Every one of the others, one after another.
+    /// All of the others, one after another.
     All,
     /// The size and speed of each compressor on real pages.
     Codecs(codecs::CodecsArguments),
     /// Memory for a stored page, beside zram and zswap.
     Density(density::DensityArguments),
-    /// The time of a page to come in, beside zswap and zram.
+    /// The time of paging in, beside zswap and zram.
     Fault(fault::FaultArguments),
-    /// The time of a page to go out, beside zswap and zram.
+    /// The time of paging out, beside zswap and zram.
     Swapout(fault::FaultArguments),
     /// numpy on an array four times its memory, beside numpy.memmap.
     Numpy(numpy::NumpyArguments),
@@ -74,7 +74,7 @@ enum What {
     Locks(locks::LocksArguments),
     /// The range index beside other ordered maps.
     Ranges,
-    /// A fault without a cache behind the device, and the cost of ours.
+    /// A fault without a cache behind the device, and the cost of our cache.
     Transport(transport::TransportArguments),
     /// The pause of programs when the daemon is killed.
     Recovery(recovery::RecoveryArguments),
@@ -182,7 +182,7 @@ fn begin(options: &Options) -> Result<Bench, Failure> {
     }
 }
 
-/// Runs one of them.
+/// Runs one benchmark.
 fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
     match what {
         What::Codecs(arguments) => codecs::run(bench, arguments),
@@ -212,7 +212,7 @@ fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
     }
 }
 
-/// Runs each as if it were named alone. A failure does not stop the others.
+/// Runs each as if it alone were named. A failure does not stop the others.
 fn all(bench: &Bench) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for (number, name) in (1..).zip(ALL) {

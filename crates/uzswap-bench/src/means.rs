@@ -1,5 +1,5 @@
-//! `means`: the price of a touch of an evicted page in-process, by each means of eviction there:
-//! userfaultfd with moves and without, guard pages, and protection.
+//! `means`: the price of a touch of an evicted page in-process, by each means of eviction:
+//! userfaultfd with and without moves, guard pages, and protection.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -39,16 +39,16 @@ pub struct TouchArguments {
     touches: usize,
     #[arg(long)]
     threads: usize,
-    /// Of 100 touches, those that go to one and the same fifth of the pages.
+    /// Percent of the touches that go to a fixed fifth of the pages.
     #[arg(long)]
     percent: u64,
-    /// Of 100 touches, those that write.
+    /// Percent of the touches that write.
     #[arg(long, default_value_t = 25)]
     writes: u64,
-    /// Touches before the measured ones, a third as many by default.
+    /// Touches before the measured ones [default: a third of their number].
     #[arg(long)]
     warm_up: Option<usize>,
-    /// For each so many touches one page in order is touched beside them; 0: none.
+    /// One page in sequence is touched for this many other touches; 0: none.
     #[arg(long, default_value_t = 0)]
     scan_every: usize,
 }
@@ -56,22 +56,22 @@ pub struct TouchArguments {
 /// The result of one run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Touched {
-    /// us of each touch of a page that was out, the mean.
+    /// Mean time of a touch of a page that was out, us.
     pub out_us: f64,
     /// Touches of pages that were out.
     pub outs: usize,
     /// Seconds for all touches.
     pub seconds: f64,
-    /// Seconds of touches, without those in order beside them, by all threads.
+    /// Seconds of the touches of all threads, without those in sequence.
     pub touch_seconds: f64,
-    /// Pages of the memory that were there in the end.
+    /// Pages of the memory that were resident at the end.
     pub resident: usize,
 }
 
-/// Percents to a fifth, and threads.
+/// Percent of the touches for a fifth, and threads.
 const WAYS: [(u64, usize); 4] = [(80, 1), (95, 1), (80, 2), (95, 2)];
 
-/// A touch that takes as long, ns, found its page out.
+/// A touch that takes at least this long, ns, has found its page out.
 const OUT_NS_MIN: u128 = 1500;
 
 impl Candidate for Means {
@@ -150,12 +150,12 @@ fn measure(means: Means, memory: usize, options: &[String]) -> Result<Touched, F
     }
 }
 
-/// The measured program: reads files to memory and touches it; prints a [`Touched`] as JSON.
+/// The measured program: reads files to memory and touches it. Prints a [`Touched`] as JSON.
 pub fn touch(arguments: &TouchArguments) -> Result<(), Failure> {
     let memory = contents(arguments.mib << 20)?;
     let touches = arguments.touches / arguments.threads;
     let run = |thread: usize, touches: usize| touch_some(arguments, &memory, thread, touches);
-    // So that the pages in use are in memory.
+    // Brings the working set into memory.
     run(99, arguments.warm_up.unwrap_or(arguments.touches / 3));
     let began = Instant::now();
     let (outs, out_ns, all_ns) = std::thread::scope(|scope| {
@@ -181,7 +181,7 @@ pub fn touch(arguments: &TouchArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The touches of a thread: those that found their page out, their ns, and those of all.
+/// The touches of a thread: the number that found their page out, their ns, and the ns of all.
 fn touch_some(
     arguments: &TouchArguments,
     memory: &[AtomicU8],
@@ -193,7 +193,7 @@ fn touch_some(
     let byte = |page: u64| &memory[page as usize * PAGE_BYTES + 64];
     let (mut outs, mut out_ns, mut all_ns) = (0, 0, 0);
     for turn in 0..touches {
-        // The fifth lies here and there.
+        // The fifth is scattered over the memory.
         let page = match noise.below(100) < arguments.percent {
             true => noise.below(pages / 5) * 5,
             false => noise.below(pages),
@@ -217,7 +217,7 @@ fn touch_some(
     (outs, out_ns, all_ns)
 }
 
-/// How many pages of this memory are there, by the mappings that it lies in.
+/// Number of resident pages of this memory, from its mappings.
 fn resident(memory: &[AtomicU8]) -> Result<usize, Failure> {
     const SMAPS: &str = "/proc/self/smaps";
     let own = memory.as_ptr() as usize..memory.as_ptr_range().end as usize;
@@ -236,7 +236,7 @@ fn resident(memory: &[AtomicU8]) -> Result<usize, Failure> {
     Ok((resident_kib << 10) / PAGE_BYTES)
 }
 
-/// So many bytes of this system's files, from the beginning again if they are too few.
+/// This many bytes of the system's files, repeated if the files have fewer.
 fn contents(bytes: usize) -> Result<Vec<AtomicU8>, Failure> {
     let mut files = Vec::new();
     for folder in ["/usr/bin", "/usr/lib", "/usr/share"] {

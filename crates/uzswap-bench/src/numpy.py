@@ -25,7 +25,7 @@ elif given.memory == "memmap":
 else:
     array = numpy.empty(given.count, dtype)
 if given.group:
-    # The interpreter's own memory stays where it was charged.
+    # The interpreter's own memory stays charged to its old group.
     with open(given.group, "w") as group:
         group.write("0")
 
@@ -68,7 +68,7 @@ timed("sum", lambda: array.sum())
 timed("add", add)
 timed("gather", lambda: array[places])
 timed("sort", sort)
-# Every byte, in order, in parts that take no memory worth counting.
+# All bytes in order, in chunks that take little memory.
 for start in range(0, given.count, CHUNK):
     found.update(array[start : start + CHUNK].tobytes())
 if given.file and os.path.exists(given.file):

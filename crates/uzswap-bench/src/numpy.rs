@@ -1,5 +1,5 @@
-//! `numpy`: numpy on an array four times its memory, in a region and in a mapped file, beside an
-//! array with enough memory.
+//! `numpy`: numpy on an array four times as large as its memory, in a region and in a mapped file,
+//! beside an array with enough memory.
 
 use crate::bench::{Bench, Candidate, Interrupt, Turns};
 use crate::error::{Context, Failure};
@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 /// Arguments of `numpy`.
 #[derive(Debug, Args)]
 pub struct NumpyArguments {
-    /// Size of the array, MiB [default: 512]; it has a quarter of that.
+    /// Size of the array, MiB [default: 512]. Its memory is a quarter of that.
     #[arg(long, value_parser = clap::value_parser!(u16).range(32..))]
     pub mib: Option<u16>,
     /// Compressors of ours.
@@ -26,13 +26,13 @@ pub struct NumpyArguments {
 
 /// The array's size, as a multiple of its memory.
 const RATIO: u64 = 4;
-/// Memory of numpy's temporary arrays. A region's budget does not include them, a group's does; in
-/// 8 MiB they leave the file so little that the kernel ends the program.
+/// Memory of numpy's temporary arrays. A region's budget does not include them, but a group's limit
+/// does. With 8 MiB they leave the file so little that the kernel kills the program.
 const TEMPORARIES_BYTES: u64 = 16 << 20;
-/// Memory of Python and numpy themselves, which in-process counts too.
+/// Memory of Python and numpy themselves, which counts in-process, too.
 const INTERPRETER_BYTES: u64 = 24 << 20;
 const PROGRAM: &str = include_str!("numpy.py");
-/// The steps on the array, in order; each is a column.
+/// The steps on the array, in order. Each is a column.
 const STEPS: [(&str, &str); 4] = [
     ("sum", "sum (s)"),
     ("add", "in-place add (s)"),
@@ -47,7 +47,7 @@ enum ArrayKind {
     InProcess,
 }
 
-/// One way to store one kind of numbers.
+/// A way to store a kind of numbers.
 struct Array {
     data: &'static str,
     memory: ArrayKind,
@@ -64,7 +64,7 @@ impl Candidate for Array {
     }
 }
 
-/// The output of one run of the program.
+/// The output of the program.
 #[derive(Debug, Serialize, Deserialize)]
 struct RunOutput {
     seconds: BTreeMap<String, f64>,
@@ -78,14 +78,14 @@ struct NumpySetting {
     budget: u64,
 }
 
-/// Python with numpy and the module of this repository, as it is now.
+/// Python with numpy and this repository's module, as it is now.
 fn python() -> Result<PathBuf, Failure> {
     let folder = Path::new(FOLDER);
     std::fs::create_dir_all(folder).context(FOLDER)?;
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
     let module = module.canonicalize().context("the Python module's source")?;
     eprintln!("uzswap-bench: installing numpy and {} into {FOLDER}/python", module.display());
-    // Cleared: files of an earlier version of Python there do not work with this one.
+    // Cleared, since files for another version of Python do not work.
     let install = format!(
         "python3 -m venv --clear python && python/bin/pip -q install numpy {}",
         module.display()
@@ -124,12 +124,12 @@ impl NumpySetting {
         };
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = wait(command.spawn().context("python3")?, interrupt, None, || 0);
-        // It exists only if the program was ended.
+        // It exists only if the program was killed.
         let _ = std::fs::remove_file(&file);
         serde_json::from_str(&ended?.stdout).context("the program's output")
     }
 
-    /// A table of one kind of numbers; the first of `turns` is plain numpy.
+    /// A table for one kind of numbers. The first of `turns` is plain numpy.
     fn table(&self, turns: &[Turns<RunOutput>]) -> Table {
         let mut header = vec!["array"];
         header.extend(STEPS.map(|(_, column)| column));
@@ -159,7 +159,7 @@ pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure
     let setting = NumpySetting {
         python: python()?,
         count: (mib << 20) / 8,
-        // With memmap each takes 3 to 5 ms.
+        // With memmap each gather takes 3 to 5 ms.
         gathers: bench.pick(2_000, 4_000, 5_000),
         budget: (mib << 20) / RATIO,
     };

@@ -1,4 +1,4 @@
-//! The compared configurations: ours, and their alternatives.
+//! The compared configurations: uzswap, and its alternatives.
 
 use crate::bench::{Candidate, Interrupt};
 use crate::error::{Context, Failure};
@@ -20,13 +20,13 @@ pub const FOLDER: &str = "/var/tmp/uzswap-bench";
 
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 
-/// Size of peers' swap areas, enough for all benchmarks.
+/// Size of a peer's swap area, enough for all benchmarks.
 const AREA_BYTES: u64 = 4 << 30;
 
-/// A group's limit is lowered by as much at a time.
+/// The step by which a group's limit is lowered.
 const LIMIT_STEP: u64 = 4 << 20;
 
-/// Interval of checks of a running command, and the number of checks for each sample.
+/// The interval of checks of a running command, and the checks for each sample.
 const TICK: Duration = Duration::from_millis(5);
 const SAMPLED: u32 = 20;
 
@@ -47,9 +47,9 @@ pub enum Peer {
     },
     /// `uzswap run` with these options.
     Uzswap {
-        /// Name in tables.
+        /// Its name in tables.
         name: String,
-        /// Options.
+        /// Its options.
         options: Vec<String>,
     },
     /// A region, which the measured program makes itself.
@@ -67,7 +67,7 @@ pub enum Peer {
     InProcess {
         /// Its compressor, if it is not the default.
         compressor: Option<String>,
-        /// With load control.
+        /// True with load control.
         is_controlled: bool,
     },
 }
@@ -77,7 +77,7 @@ pub enum Peer {
 pub struct Room {
     /// Memory, bytes.
     pub memory: u64,
-    /// Most bytes of it for the pool. Without, the pool is beside that memory.
+    /// Most bytes of this memory for the pool. `None`: the pool is beside the memory.
     pub pool: Option<u64>,
     /// Swap files and the backing are on a slow disk.
     pub slow_disk: bool,
@@ -86,13 +86,13 @@ pub struct Room {
 }
 
 impl Room {
-    /// So much for the command alone.
+    /// Memory for the command alone.
     pub fn beside_the_pool(memory: u64) -> Self {
         Self { memory, pool: None, slow_disk: false, time_max: None }
     }
 }
 
-/// The slow disk, and its content.
+/// The folder of the slow disk, and its content.
 const DISK: &str = "/var/tmp/uzswap-bench/disk";
 const DISK_IMAGE_BYTES: u64 = 5 << 30;
 const BACKING_BYTES: u64 = 2 << 30;
@@ -102,10 +102,10 @@ const BACKING_BYTES: u64 = 2 << 30;
 pub struct Measured {
     /// Wall-clock time, s.
     pub seconds: f64,
-    /// True if it ended by itself, and was not stopped.
+    /// True if the command ended by itself, false if it was stopped.
     pub is_whole: bool,
-    /// CPU time of the whole machine meanwhile, s: the command, the kernel, and the server of
-    /// pages.
+    /// CPU time of the whole machine in this time, s: of the command, the kernel, and the process
+    /// that serves pages.
     pub cpu_seconds: f64,
     /// Major faults.
     pub major_faults: u64,
@@ -117,10 +117,11 @@ pub struct Measured {
     pub device_read: u64,
     /// Bytes written to a disk for them.
     pub device_written: u64,
-    /// Most bytes of compressed pages in memory, as sampled ten times a second.
+    /// Peak of the bytes of compressed pages in memory, sampled ten times a second.
     pub pool_peak: u64,
     /// The share of the cache's pages whose slots the kernel had freed: the mean of the samples, 0
-    /// to 1. Unknown for others; zram is told of each freed slot at once.
+    /// to 1. Unknown for other configurations. The kernel tells zram of each freed slot
+    /// immediately.
     #[serde(default)]
     pub dead_share: Option<f64>,
     /// The output of the command.
@@ -225,8 +226,8 @@ impl Peer {
         let ended = wait(child, interrupt, room.time_max, || {
             let pool = self.pool_bytes();
             if room.pool.is_some() {
-                // The kernel charges its pool to no group, so its bytes are subtracted from the
-                // command's.
+                // The kernel charges its pool to no group, so the pool's bytes are subtracted from
+                // the limit.
                 let left = room.memory.saturating_sub(pool).max(room.memory / 4);
                 limit.set(lower(&group, limit.get(), left));
             }
@@ -251,7 +252,7 @@ impl Peer {
         })
     }
 
-    /// Options that tell the measured program which memory to take.
+    /// The options by which the measured program takes its memory from this peer.
     pub fn memory_options(&self, budget_mib: usize) -> Vec<String> {
         match self {
             Self::Region { compressor, handlers } => {
@@ -280,7 +281,7 @@ impl Peer {
             Self::Zswap { compressor } => {
                 swap(changes)?;
                 if let Some(pool) = room.pool {
-                    // Its limit is a percentage of the machine's memory.
+                    // zswap's limit is a percentage of the machine's memory.
                     let hundredth = cpu::memory_info().context("/proc/meminfo")?.total / 100;
                     let percent = pool.div_ceil(hundredth.max(1)).clamp(1, 100).to_string();
                     changes.set(&format!("{ZSWAP}/max_pool_percent"), &percent)?;
@@ -319,7 +320,7 @@ pub fn zram_memory() -> u64 {
     number(&fs::read_to_string(format!("{ZRAM}/mm_stat")).unwrap_or_default(), 2)
 }
 
-/// The measured program, in the folder of this one.
+/// uzswap's program, in the folder of this program.
 pub fn uzswap() -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().context("the path of this program")?;
     let path = own.with_file_name("uzswap");
@@ -375,7 +376,7 @@ fn run_uzswap(
     })
 }
 
-/// `uzswap run`, without the command. Its part of the pool is in its memory, for any room.
+/// `uzswap run`, without the command. The pool is always a part of the memory in-process.
 fn in_process(
     room: Room,
     compressor: Option<&str>,
@@ -390,9 +391,9 @@ fn in_process(
     Ok(below)
 }
 
-/// Changes a group's limit, and returns the reached one. The kernel refuses a limit that it cannot
-/// reach in one go, so a lower one is reached step by step. An error: no more can be swapped out
-/// now; the next check tries again.
+/// Changes a group's limit. Returns the limit that was reached. The kernel refuses a limit that it
+/// cannot reach at once, so the limit is lowered in steps. After an error no more can be swapped
+/// out now, and the next check tries again.
 fn lower(group: &Group, mut limit: u64, target: u64) -> u64 {
     while limit != target {
         let next = target.max(limit.saturating_sub(LIMIT_STEP));
@@ -404,7 +405,7 @@ fn lower(group: &Group, mut limit: u64, target: u64) -> u64 {
     limit
 }
 
-/// Runs a command below `uzswap run --in-process`, whose report has the size of the pool.
+/// Runs a command by `uzswap run --in-process`, whose report has the size of the pool.
 fn run_in_process(
     mut below: Command,
     room: Room,
@@ -415,12 +416,12 @@ fn run_in_process(
     below.arg("--report").arg(report.path()).arg("--").args(command);
     let measured = run_unlimited(below, room.time_max, interrupt)?;
     let text = fs::read_to_string(report.path()).context("the report")?;
-    // A command that was stopped leaves none.
+    // A stopped command leaves no report.
     let report: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     Ok(Measured { pool_peak: report["pool_peak"].as_u64().unwrap_or(0), ..measured })
 }
 
-/// Runs a configuration without a cgroup, which does not report its swapping.
+/// Runs a configuration without a cgroup. Its swapping is not counted.
 fn run_unlimited(
     mut command: Command,
     time_max: Option<Duration>,
@@ -451,12 +452,12 @@ pub struct Ended {
     is_whole: bool,
     /// The largest sample.
     peak: u64,
-    /// Its output, if it is complete.
+    /// The command's output, if the command has printed all of it.
     pub stdout: String,
 }
 
-/// Waits for a command whose output is piped, and stops it when its time is up. Errors: it failed,
-/// with its last message if that is piped too.
+/// Waits for a command whose output is piped, and stops it when its time is up. Error: the command
+/// failed; with its last message, if standard error is piped.
 pub fn wait(
     mut child: Child,
     interrupt: &Interrupt,
@@ -477,8 +478,8 @@ pub fn wait(
         }
         let is_late = time_max.is_some_and(|most| began.elapsed() > most);
         if (interrupt.came() || is_late) && !told {
-            // An error: it has just ended. `run` passes the signal on; processes that a shell
-            // leaves are ended with its group.
+            // An error: the command has just ended. `run` passes the signal on. Processes that a
+            // shell leaves are killed with its group.
             let _ = process::kill(child.id() as i32, signal_hook::consts::SIGTERM);
             (told, is_whole) = (true, false);
         }
@@ -524,7 +525,7 @@ impl Counters {
             .skip(1)
             .filter_map(|number| number.parse().ok())
             .collect();
-        // user nice system idle iowait irq softirq steal: all except idle time and the host's.
+        // user nice system idle iowait irq softirq steal: all except idle, iowait and steal.
         let busy = ticks.iter().take(7).sum::<u64>() - ticks.iter().skip(3).take(2).sum::<u64>();
         Self { vm: vm.lines().filter_map(pair).collect(), cpu_seconds: busy as f64 / 100.0 }
     }

@@ -7,20 +7,20 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use serde::{Deserialize, Serialize};
 
-/// Points under a name.
+/// Points with a name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Series {
     name: String,
     points: Vec<[f64; 2]>,
 }
 
-/// How points are drawn.
+/// The way in which points are drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Style {
     Lines,
-    /// Each with its series' name.
+    /// Points with the names of their series.
     Dots,
-    /// One for each series, from zero to its first point's x, with its name.
+    /// A bar with a name for each series, from zero to the x of its first point.
     Bars,
 }
 
@@ -40,7 +40,7 @@ pub struct Plot {
 
 const SIZE: (u32, u32) = (860, 460);
 
-/// Colours that people who see no red or green distinguish too (Okabe and Ito's, without yellow).
+/// Colours for the colour-blind, too (Okabe and Ito's, without yellow).
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -71,31 +71,31 @@ impl Plot {
         self
     }
 
-    /// As points that bear their series' names, not lines.
+    /// Draws points with the names of their series, not lines.
     pub fn dots(mut self) -> Self {
         self.style = Style::Dots;
         self
     }
 
-    /// As bars that bear their series' names: a bar's length is its first point's x.
+    /// Draws bars with the names of their series. A bar's length is the x of its first point.
     pub fn bars(mut self) -> Self {
         self.style = Style::Bars;
         self
     }
 
-    /// With a series; points that are no numbers are left out.
+    /// Adds a series. Points that are no numbers are left out.
     pub fn series(mut self, name: &str, points: Vec<[f64; 2]>) -> Self {
         let points = points.into_iter().filter(|[x, y]| x.is_finite() && y.is_finite()).collect();
         self.series.push(Series { name: name.into(), points });
         self
     }
 
-    /// With the share of `values`, in per cent, that is not above x.
+    /// Adds the share of `values`, in per cent, that are not above x.
     pub fn distribution(self, name: &str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let last = values.len().saturating_sub(1) as f64;
-        // A point for each half per cent, and more in the tail, which is of interest; not the last
-        // few, which would stretch the axis.
+        // A point for each half per cent, and more in the tail. The last few are left out, since
+        // they would stretch the axis.
         let shares = (1..=198).map(|i| f64::from(i) / 200.0);
         let shares = shares.chain((1..=9).map(|i| 0.99 + f64::from(i) / 1000.0));
         let points = shares.filter_map(|share| {
@@ -106,7 +106,7 @@ impl Plot {
         self.series(name, points)
     }
 
-    /// The drawing.
+    /// The drawing as SVG.
     pub fn svg(&self) -> Result<String, Failure> {
         let mut svg = String::new();
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -125,7 +125,7 @@ impl Plot {
         Ok(svg)
     }
 
-    /// Lowest and highest of an axis, with a margin.
+    /// The ends of an axis, with a margin.
     fn range(&self, axis: usize) -> (f64, f64) {
         let values = self.series.iter().flat_map(|series| &series.points).map(|point| point[axis]);
         let (low, high) = values
@@ -199,7 +199,7 @@ impl Plot {
                 });
             }
             Style::Dots => {
-                // Neighbours' names keep clear of each other.
+                // Names of neighbours are offset, so that they do not overlap.
                 let below = if at.is_multiple_of(2) { -14 } else { 3 };
                 chart.draw_series(points.map(|at| {
                     let name = Text::new(series.name.clone(), (7, below), ("sans-serif", 13));
@@ -207,7 +207,7 @@ impl Plot {
                 }))?;
             }
             Style::Bars => {
-                // The first on top.
+                // The first series is on top.
                 let row = (self.series.len() - 1 - at) as f64;
                 let value = points.next().map_or(0.0, |(x, _)| x);
                 let corners = [(0.0, row + 0.15), (value, row + 0.85)];
@@ -223,7 +223,7 @@ impl Plot {
     }
 }
 
-/// Three digits, without needless zeros.
+/// A number with three digits, without useless zeros.
 fn show(value: f64) -> String {
     match value.abs() {
         small if small < 10.0 => {

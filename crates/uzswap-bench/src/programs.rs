@@ -1,5 +1,5 @@
-//! `programs`: programs in about half of their memory, beside zram, both with the same memory in
-//! total. They are programs whose memory does not stand still: it is read and written in no order.
+//! `programs`: programs in about half of their memory, beside zram, with equal memory in total.
+//! Their memory is not idle: they read and write it in no order.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
@@ -17,18 +17,18 @@ use uzswap_engine::testing::Noise;
 /// Arguments of `programs`.
 #[derive(Debug, Args)]
 pub struct ProgramsArguments {
-    /// Programs whose names begin so [default: all].
+    /// Programs whose names begin with these texts [default: all].
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
 }
 
-/// A program, and the memory for it and its pool, MiB: about a half and three quarters of its own.
+/// A program, and the memory for it and its pool, MiB: about half, and three quarters, of its own.
 struct Confined {
     name: &'static str,
     memories_mib: [u64; 2],
-    /// A shell command in a folder that has the input, with the same output each time.
+    /// A shell command in a folder with the input. Its output is the same each time.
     command: &'static str,
-    /// A shell command that succeeds where the program is installed, and Debian's packages.
+    /// A shell command that succeeds if the program is installed, and its Debian packages.
     is_there: &'static str,
     packages: &'static [&'static str],
 }
@@ -76,7 +76,7 @@ const PROGRAMS: [Confined; 5] = [
 
 const FRAMES: &str = include_str!("../../../tests/programs/frames.py");
 
-/// A table of many small tables and strings, which the collector marks.
+/// A table of many small tables and strings, which the garbage collector marks.
 const TABLES: &str = r#"
 local t, s = {}, 0
 for i = 1, 700000 do t[i] = { i, "name " .. i } end
@@ -130,7 +130,7 @@ pub fn run(bench: &Bench, arguments: &ProgramsArguments) -> Result<Section, Fail
     Ok(section.table(Table::new(&header, rows)))
 }
 
-/// None: the kernel ended the command for want of memory.
+/// `None`: the kernel killed the command for want of memory.
 fn measure(
     bench: &Bench,
     command: &[String],

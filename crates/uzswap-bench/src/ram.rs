@@ -1,11 +1,11 @@
-//! A backing in plain memory: a device that takes no time, so that only our time is measured.
+//! A backing in plain memory: a device that takes no time, so that only uzswap is measured.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uzswap_engine::backing::{Backing, Completion, Write};
 
-/// Bytes under one lock: a segment, which one thread at a time writes.
+/// Bytes under one lock: a segment, which one thread writes at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Memory that outlives its caches.
@@ -13,13 +13,13 @@ const PIECE_BYTES: usize = 256 << 10;
 pub struct Ram(Arc<[Mutex<Box<[u8]>>]>);
 
 impl Ram {
-    /// `bytes`, all of it touched.
+    /// `bytes` of touched memory.
     pub fn new(bytes: usize) -> Self {
         let piece = |_| Mutex::new(vec![1; PIECE_BYTES].into_boxed_slice());
         Self((0..bytes.div_ceil(PIECE_BYTES)).map(piece).collect())
     }
 
-    /// The same memory as a backing.
+    /// A backing over this memory.
     pub fn backing(&self) -> Box<dyn Backing> {
         Box::new(RamBacking { ram: self.clone(), done: Mutex::default() })
     }
@@ -27,7 +27,7 @@ impl Ram {
 
 struct RamBacking {
     ram: Ram,
-    /// Submitted writes, which are done at once.
+    /// Submitted writes, which are complete immediately.
     done: Mutex<VecDeque<Completion>>,
 }
 

@@ -1,9 +1,9 @@
-//! `ranges`: the range index beside its peers.
+//! `ranges`: the range index, beside other ordered maps.
 //!
 //! *Items*: 100 000 ranges of size 1 at random keys, split among the threads. Each thread inserts
-//! its part (fill), looks up each of its keys (check) and removes them (delete); the time is that
-//! of the average thread. *Allocation*: 16 threads, each with 64 ranges and a hint of its own, take
-//! a range by `insert_hole` and give the oldest back. The space has dense ranges of others.
+//! its part (fill), looks up each of its keys (check) and removes them (delete). The time is that
+//! of the average thread. *Allocation*: 16 threads take a range by `insert_hole` and free their
+//! oldest. Each has 64 ranges and its own hint. The space also has dense ranges of others.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::Failure;
@@ -19,14 +19,14 @@ use uzswap_ranges::tree::{LockedMap, LockedTree};
 use uzswap_ranges::{Hole, Insert, Item, RangeIndex, SkipList};
 
 const ALLOCATORS: u64 = 16;
-/// Length of a run, ranges that a thread has at a time, its part of the space, and the number of
-/// other ranges in it.
+/// Length of a run, ranges of a thread at a time, a thread's part of the space, and the other
+/// ranges in that part.
 const RUN: Duration = Duration::from_millis(60);
 const HELD: usize = 64;
 const PART: u64 = 1 << 20;
 const STANDING: u64 = 4000;
 
-/// A measured index, or a map with only the operations of the first table.
+/// A measured index, or a map that has only the operations of the first table.
 trait Peer: Sync {
     /// The state of a thread.
     type Own: Default;
@@ -53,7 +53,7 @@ impl<I: RangeIndex> Peer for I {
     }
 }
 
-/// A map of keys: it ignores overlaps, and cannot find a hole and take it.
+/// A map of keys. It ignores overlaps, and cannot find and take a hole.
 struct Crossbeam(SkipMap<u64, (u64, u64)>);
 
 impl Peer for Crossbeam {
@@ -72,7 +72,7 @@ impl Peer for Crossbeam {
     }
 }
 
-/// Different keys in no order.
+/// Distinct keys in random order.
 fn keys(count: u64) -> Vec<u64> {
     let mut random = 88_172_645_463_325_252_u64;
     let next = || {
@@ -86,7 +86,7 @@ fn keys(count: u64) -> Vec<u64> {
     keys
 }
 
-/// The average thread's time of each step, from the moment when the last thread was ready for it.
+/// The average thread's time for each step, from when the last thread was ready for it.
 fn items(peer: &impl Peer, keys: &[u64], threads: usize) -> [Duration; 3] {
     let barrier = Barrier::new(threads);
     let work = |part: &[u64]| {
@@ -115,16 +115,16 @@ fn items(peer: &impl Peer, keys: &[u64], threads: usize) -> [Duration; 3] {
     })
 }
 
-/// How an allocating thread chooses its hint.
+/// The way in which an allocating thread chooses its hint.
 #[derive(Clone, Copy, PartialEq)]
 enum Hint {
-    /// Always the start of its own part of the space: the first range that fits.
+    /// Always the start of its own part of the space.
     First,
-    /// The end of the last range it took.
+    /// The end of the range that it took last.
     Next,
 }
 
-/// A space in which ranges of 24 stand with gaps of up to 7 between: enough for small ones only.
+/// A space with ranges of 24 and gaps of up to 7 between, too small for most requests.
 fn standing<I: RangeIndex>(index: &I) {
     let mut own = I::Preload::default();
     for part in 0..ALLOCATORS {
@@ -135,7 +135,8 @@ fn standing<I: RangeIndex>(index: &I) {
     }
 }
 
-/// Time for an allocation and a free: the time of the run over those of all threads.
+/// The time of an allocation and a free: the length of the run divided by the operations of all
+/// threads.
 fn allocate<I: RangeIndex>(index: &I, hint: Hint) -> Duration {
     standing(index);
     let stop = AtomicBool::new(false);
@@ -192,7 +193,7 @@ impl Which {
     }
 }
 
-/// One of them with so many threads.
+/// An index that a number of threads fills.
 struct Filled(Which, usize);
 
 impl Candidate for Filled {
@@ -201,7 +202,7 @@ impl Candidate for Filled {
     }
 }
 
-/// One of them, allocating.
+/// An index in which threads allocate.
 struct Allocating(Which, Hint);
 
 impl Candidate for Allocating {

@@ -1,4 +1,4 @@
-//! `recovery`: how long programs wait for a page when the daemon is killed.
+//! `recovery`: how long programs wait for a page after the daemon is killed.
 
 use crate::bench::Bench;
 use crate::error::{Context, Failure};
@@ -20,10 +20,10 @@ use uzswap_sys::process;
 const STATE: &str = "/run/uzswap/state.json";
 const POOL: &str = "/run/uzswap/mnt/stats/pool_total_size";
 
-/// Time limit for the next daemon before the program gives up.
+/// The program gives up if the next daemon takes longer.
 const NEXT_MAX: Duration = Duration::from_secs(60);
 
-/// Time between two kills: the next daemon has begun all its threads.
+/// Time between two kills, enough for the next daemon to start all its threads.
 const CALM: Duration = Duration::from_millis(100);
 
 /// Arguments of `recovery`.
@@ -37,7 +37,7 @@ pub struct RecoveryArguments {
     pub held_mib: Option<Vec<usize>>,
 }
 
-/// Arguments of the program that kills.
+/// Arguments of the program that kills the daemon.
 #[derive(Debug, Args)]
 pub struct PausesArguments {
     #[command(flatten)]
@@ -101,13 +101,13 @@ pub fn run(bench: &Bench, arguments: &RecoveryArguments) -> Result<Section, Fail
 }
 
 fn measure(bench: &Bench, peer: &Peer, mib: usize, kills: u32) -> Result<Pauses, Failure> {
-    // All of it fits with its source: only pages that were pushed out on purpose are out.
+    // The memory has room for everything, so only pages that were pushed out on purpose are out.
     let memory = (2 * mib as u64 + 256) << 20;
     let options = [format!("--mib={mib}"), format!("--kills={kills}")];
     faults::run_swapped(bench, peer, memory, "pauses", &options)
 }
 
-/// Kills, and prints the times as JSON.
+/// Kills the daemon, and prints the times as JSON.
 pub fn pauses(arguments: &PausesArguments) -> Result<(), Failure> {
     let mut memory = Memory::new(&arguments.memory)?;
     memory.push_out()?;

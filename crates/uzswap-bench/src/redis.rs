@@ -1,7 +1,7 @@
-//! `redis`: a server with more data than memory, beside zram, both with the same memory in total.
+//! `redis`: a server with more data than memory, beside zram, with equal memory in total.
 //!
 //! The measured command is a part of this program ([`serve`]). It starts the server, fills it, and
-//! makes Redis' own client request the first of its keys at random, twice.
+//! has Redis' own client request some keys at random, twice.
 
 use crate::bench::{Bench, Turns};
 use crate::corpus;
@@ -36,7 +36,7 @@ pub struct RedisArguments {
 pub struct ServeArguments {
     #[arg(long)]
     keys: usize,
-    /// Requested keys: the first ones.
+    /// Requested keys, from the first on.
     #[arg(long)]
     asked: usize,
     #[arg(long)]
@@ -47,7 +47,7 @@ pub struct ServeArguments {
 #[derive(Debug, Serialize, Deserialize)]
 struct Served {
     load_seconds: f64,
-    /// Requests a second, the first and the second time.
+    /// Requests a second, for the first and the second time.
     rates: Vec<f64>,
     /// 99th percentiles of a request, ms.
     p99_ms: Vec<f64>,
@@ -55,7 +55,7 @@ struct Served {
 
 /// Bytes of a value.
 const VALUE: usize = 1000;
-/// One in so many of all keys is requested.
+/// One key in this many is requested.
 const ASKED: usize = 7;
 
 /// Measures.
@@ -121,7 +121,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let mut served =
         Served { load_seconds: began.elapsed().as_secs_f64(), rates: vec![], p99_ms: vec![] };
     for _ in 0..2 {
-        // Work that the load has begun, such as paging out, ends.
+        // Time for work after the load, such as paging out.
         std::thread::sleep(Duration::from_secs(1));
         let (rate, p99) = ask(&socket, arguments)?;
         served.rates.push(rate);
@@ -143,7 +143,7 @@ fn ask(socket: &Path, arguments: &ServeArguments) -> Result<(f64, f64), Failure>
         .output()
         .context("redis-benchmark")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // A header, and a line: name, requests a second, and latencies: mean, least, p50, p95, p99.
+    // A header, then a line: name, requests a second, and the latencies mean, least, p50, p95, p99.
     let line = text.lines().last().unwrap_or_default();
     let mut fields = line.split(',').skip(1).map(|field| field.trim_matches('"').parse::<f64>());
     let (rate, p99) = (fields.next(), fields.nth(4));
@@ -153,7 +153,7 @@ fn ask(socket: &Path, arguments: &ServeArguments) -> Result<(f64, f64), Failure>
     }
 }
 
-/// Sets values like a shop's, partly common and partly random.
+/// Sets values like those of a shop, partly common and partly random.
 fn load(stream: &UnixStream, keys: usize) -> std::io::Result<()> {
     let mut noise = Noise::new(17);
     let mut values = corpus::Values::begin(stream)?;

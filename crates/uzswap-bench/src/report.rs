@@ -1,7 +1,7 @@
 //! The report: sections of text, tables and plots, as Markdown, as one HTML file, and as JSON.
 //!
-//! results.json has the data of the other two, so that a benchmark which is run later with the same
-//! folder replaces its own section and leaves the rest.
+//! results.json has all data of the other two. A benchmark that is run later with the same folder
+//! replaces its own section and leaves the others.
 
 use crate::error::{Context, Failure};
 use crate::figures::Machine;
@@ -20,7 +20,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Of these rows.
+    /// A table with these rows.
     pub fn new(header: &[&str], rows: Vec<Vec<String>>) -> Self {
         Self { header: header.iter().map(|name| (*name).to_owned()).collect(), rows }
     }
@@ -57,16 +57,16 @@ enum Part {
 pub struct Section {
     bench: String,
     title: String,
-    /// The machine, versions, time and command.
+    /// The machine with its versions and the time, and the command.
     machine: Machine,
     command: String,
     parts: Vec<Part>,
-    /// Every value behind the tables.
+    /// All values behind the tables.
     raw: serde_json::Value,
 }
 
 impl Section {
-    /// Of the benchmark `bench`, with nothing in it yet.
+    /// The empty section of a benchmark.
     pub fn new(bench: &str, title: &str) -> Self {
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         Self {
@@ -79,25 +79,25 @@ impl Section {
         }
     }
 
-    /// With a paragraph.
+    /// Adds a paragraph.
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.parts.push(Part::Text(text.into()));
         self
     }
 
-    /// With a table.
+    /// Adds a table.
     pub fn table(mut self, table: Table) -> Self {
         self.parts.push(Part::Table(table));
         self
     }
 
-    /// With a plot; its file is `BENCH-NAME.svg`.
+    /// Adds a plot. Its file is `BENCH-NAME.svg`.
     pub fn plot(mut self, plot: Plot) -> Self {
         self.parts.push(Part::Plot(plot));
         self
     }
 
-    /// With these raw values, added to those there are.
+    /// Adds raw values.
     pub fn raw(mut self, name: &str, values: &impl Serialize) -> Result<Self, Failure> {
         if self.raw.is_null() {
             self.raw = serde_json::json!({});
@@ -110,7 +110,7 @@ impl Section {
         format!("{}-{}.svg", self.bench, plot.name)
     }
 
-    /// As Markdown; plots, if `folder` is given, as files in it.
+    /// The section as Markdown. If `folder` is given, plots are written to files in it.
     pub fn markdown(&self, folder: Option<&Path>) -> String {
         let mut text = format!("## {}\n\n```\n{}\n```\n\n", self.title, self.command);
         for part in &self.parts {
@@ -155,7 +155,7 @@ pre { background: #f4f4f4; padding: .5rem 1rem; overflow-x: auto; }
 figure { margin: 1rem 0; } svg { max-width: 100%; height: auto; }
 ";
 
-/// The sections of a folder.
+/// The sections in a folder.
 #[derive(Debug)]
 pub struct Report {
     folder: Option<PathBuf>,
@@ -163,8 +163,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report in `folder`, with its present sections. Checks, before any measurement, that it
-    /// can be written.
+    /// The report in `folder`, with the sections that it has. Checks before any measurement that
+    /// the report can be written.
     pub fn open(folder: Option<&Path>) -> Result<Self, Failure> {
         let Some(folder) = folder else { return Ok(Self { folder: None, sections: Vec::new() }) };
         let what = format!("cannot write the report to {}", folder.display());
@@ -181,7 +181,7 @@ impl Report {
         Ok(Self { folder: Some(folder.into()), sections })
     }
 
-    /// Replaces the section of its benchmark, or appends it, and writes everything.
+    /// Replaces or appends the section of a benchmark, and writes all files.
     pub fn add(&mut self, section: Section) -> Result<(), Failure> {
         let Some(folder) = &self.folder else { return Ok(()) };
         match self.sections.iter_mut().find(|old| old.bench == section.bench) {

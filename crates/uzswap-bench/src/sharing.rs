@@ -1,8 +1,8 @@
-//! `sharing`: compressed memory that one pool for all processes of a command would save.
+//! `sharing`: the compressed memory that one pool for all processes of a command would save.
 //!
-//! In-process each process has a pool of its own, which keeps equal pages once. One pool for the
-//! tree would keep the equal pages of several processes once. Each command runs alone, with all
-//! memory. When its processes have most memory they are stopped, and all their pages are read and
+//! In-process each process has its own pool, which keeps equal pages once. One pool for the tree
+//! would also keep equal pages of several processes once. Each command runs alone, with all memory.
+//! When its processes have the most memory they are stopped, and all their pages are read and
 //! compressed.
 
 use crate::bench::Bench;
@@ -35,7 +35,7 @@ pub struct SharingArguments {
 /// A command of several processes.
 struct Workload {
     name: &'static str,
-    /// A shell command that succeeds where its programs are installed, and Debian's packages.
+    /// A shell command that succeeds if its programs are installed, and its Debian packages.
     is_there: &'static str,
     packages: &'static [&'static str],
     /// A shell script in a folder of its own.
@@ -84,20 +84,20 @@ const WORKLOADS: [Workload; 6] = [
 /// Interval of looks at the memory of all processes.
 const LOOK: Duration = Duration::from_millis(400);
 
-/// Their memory is read once it is larger than when it was last read by this part.
+/// The memory is read again when it has grown by this part of it.
 const GROWTH: u64 = 16;
 
 /// Bytes of compressed pages at one moment.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Shared {
     processes: usize,
-    /// Memory, each frame once.
+    /// Memory, each frame counted once.
     memory: u64,
-    /// A pool for each process.
+    /// With a pool for each process.
     apart: u64,
-    /// One for all.
+    /// With one pool for all processes.
     together: u64,
-    /// Of the bytes saved, those of pages that processes share in memory, too: since a fork.
+    /// The part of the saved bytes for pages that processes share in memory as well, since a fork.
     since_fork: u64,
 }
 
@@ -145,20 +145,20 @@ fn row(name: &str, shared: Shared) -> Vec<String> {
     first.into_iter().chain(bytes).chain(parts).collect()
 }
 
-/// Ends with the command, however this function is left.
+/// Kills the command when this value is dropped.
 struct CommandGuard(Child);
 
 impl Drop for CommandGuard {
     fn drop(&mut self) {
         for pid in process::tree(self.0.id() as i32) {
-            // An error: it has just ended.
+            // An error: the process has just ended.
             let _ = process::kill(pid, signal_hook::consts::SIGKILL);
         }
         let _ = self.0.wait();
     }
 }
 
-/// Runs a command, and reads its memory whenever there is more of it than before.
+/// Runs a command, and reads its memory whenever it has grown.
 fn measure(bench: &Bench, command: &[String]) -> Result<Shared, Failure> {
     let folder = Path::new(FOLDER).join("sharing");
     fs::create_dir_all(&folder).context(FOLDER)?;
@@ -184,13 +184,13 @@ fn measure(bench: &Bench, command: &[String]) -> Result<Shared, Failure> {
     }
 }
 
-/// Stops processes, and reads them.
+/// Stops processes, and reads their memory.
 fn read(processes: &[i32]) -> Result<Shared, Failure> {
     let send = |signal| processes.iter().for_each(|pid| drop(process::kill(*pid, signal)));
     send(signal_hook::consts::SIGSTOP);
     let mut reader = PageSizer::new()?;
     for pid in processes {
-        // An error: it has just ended.
+        // An error: the process has just ended.
         let _ = reader.add(*pid);
     }
     send(signal_hook::consts::SIGCONT);
@@ -199,7 +199,7 @@ fn read(processes: &[i32]) -> Result<Shared, Failure> {
 
 struct PageSizer {
     codecs: Codecs,
-    /// Bytes of the object of each content.
+    /// Bytes of the object for each content.
     objects: HashMap<u64, u64>,
     frames: HashSet<u64>,
     shared: Shared,
@@ -237,7 +237,7 @@ impl PageSizer {
     fn add_page(&mut self, page: &Page, frame: u64, own: &mut HashSet<u64>) {
         let is_new_frame = self.frames.insert(frame);
         self.shared.memory += if is_new_frame { PAGE_BYTES as u64 } else { 0 };
-        // No pool has bytes for a page of one repeated word.
+        // A pool has no bytes for a page of one repeated word.
         if page.windows(16).step_by(8).all(|pair| pair[..8] == pair[8..]) {
             return;
         }

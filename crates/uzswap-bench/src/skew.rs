@@ -1,7 +1,7 @@
 //! `skew`: a working set beside colder pages, at equal memory in total.
 //!
-//! Which pages leave decides here. The compressed ones count on both sides: a cgroup has the memory
-//! less zram's pool, in-process keeps to the memory with its pool.
+//! The result depends on which pages leave. Compressed pages count on both sides: the cgroup has
+//! the memory less zram's pool, and in-process the pool is a part of the memory.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};
@@ -16,23 +16,23 @@ use uzswap_engine::PAGE_BYTES;
 /// Arguments of `skew`.
 #[derive(Debug, Args)]
 pub struct SkewArguments {
-    /// Contents of files, MiB; the memory is two thirds of it [default: 1536].
+    /// Contents of files, MiB; the memory is two thirds of that [default: 1536].
     #[arg(long)]
     pub mib: Option<u64>,
-    /// Of 100 touches, those that go to one and the same fifth of the pages.
+    /// Percents of the touches that go to a fixed fifth of the pages.
     #[arg(long, value_delimiter = ',', default_value = "95,80")]
     pub percents: Vec<u64>,
     /// Compressors of ours.
     #[arg(long, value_delimiter = ',', default_value = "lz4,zstd")]
     pub compressors: Vec<String>,
-    /// Peers whose names begin so [default: all].
+    /// Peers whose names begin with these texts [default: all].
     #[arg(long, value_delimiter = ';')]
     pub only: Vec<String>,
 }
 
-/// Of 100 touches, those that write.
+/// Percent of the touches that write.
 const WRITES: usize = 30;
-/// With a scan, one page in order for so many touches.
+/// With a scan, one page in sequence for this many other touches.
 const SCAN_EVERY: usize = 4;
 
 /// The measurements of a run.
@@ -48,8 +48,8 @@ pub fn run(bench: &Bench, arguments: &SkewArguments) -> Result<Section, Failure>
     let rounds = bench.rounds(1, 3);
     let pages = (mib << 20) as usize / PAGE_BYTES;
     let (warm_up, touches) = bench.pick((pages, pages), (2 * pages, pages), (4 * pages, 2 * pages));
-    // The first files are programs, which compress less than all of them together: in less memory a
-    // group without zram's pool has no room for the program itself.
+    // The first files are programs, which compress worse than all files together. With less memory,
+    // a group without zram's pool has no room for the program itself.
     let part = bench.pick([6, 5], [3, 4], [2, 3]);
     let memory = (mib << 20) * part[0] / part[1];
     let in_process =

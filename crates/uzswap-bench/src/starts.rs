@@ -1,6 +1,6 @@
 //! The time of programs from start to end, in-process and alone. Each is started in turns with and
-//! without the preloaded libraries of `run --in-process`, so that other load of the machine affects
-//! all. A part of `calls`.
+//! without the preloaded libraries of `run --in-process`, so that other load on the machine affects
+//! all. This is a part of `calls`.
 
 use crate::error::{Context, Failure};
 use crate::figures::median;
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Programs that are started.
+/// The started programs.
 const PROGRAMS: [&[&str]; 2] = [&["true"], &["git", "status"]];
 
-/// An empty library of the C library's.
+/// A library of glibc without code.
 const EMPTY: &str = "libdl.so.2";
 
 /// Arguments of the program that starts them.
@@ -24,7 +24,7 @@ pub struct MakeArguments {
     starts: usize,
 }
 
-/// Medians of one program, us.
+/// Medians for one program, us.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Made {
     program: String,
@@ -33,7 +33,7 @@ pub struct Made {
     in_process: f64,
 }
 
-/// Run in-process: starts programs, and prints a list of [`Made`] as JSON.
+/// Runs in-process. Starts programs, and prints a list of [`Made`] as JSON.
 pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
     let made = PROGRAMS.iter().map(|program| time(program, arguments.starts));
     let made = made.collect::<Result<Vec<_>, _>>()?;
@@ -53,7 +53,7 @@ fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
                 _ => {}
             }
             let began = Instant::now();
-            // Where these sources are no repository, git says so and takes less time.
+            // Outside a repository, git reports an error and takes less time.
             command.stderr(Stdio::null()).status().context(program[0])?;
             took.push(began.elapsed().as_secs_f64() * 1e6);
         }
@@ -62,7 +62,7 @@ fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
     Ok(Made { program: program.join(" "), alone, empty, in_process })
 }
 
-/// The results.
+/// The table of the results.
 pub fn table(made: &[Made]) -> Table {
     let empty = format!("{EMPTY} preloaded");
     let header = ["us from start to end (to alone)", "alone", &empty, "in-process"];

@@ -1,4 +1,4 @@
-//! The memory of the programs that are timed: anonymous memory that the kernel swaps, or a region.
+//! The memory of the timed programs: anonymous memory that the kernel swaps, or a region.
 
 use crate::error::{Context, Failure};
 use crate::floor;
@@ -32,7 +32,7 @@ pub struct MemoryArguments {
     /// Memory whose faults are served without a cache, instead.
     #[arg(long)]
     pub floor: bool,
-    /// The program is run in-process, and is taken over before anything is timed.
+    /// The program runs in-process, and is taken over before anything is timed.
     #[arg(long)]
     pub in_process: bool,
     /// The region's budget, MiB.
@@ -40,12 +40,12 @@ pub struct MemoryArguments {
     pub budget_mib: u64,
 }
 
-/// Pages of one page-out: the order of a policy daemon's process_madvise.
+/// Pages of one page-out: of the order of a policy daemon's process_madvise.
 pub const CHUNK_PAGES: usize = 512;
-/// Pages that may stay in memory, or in the swap cache, when all should be out.
+/// Pages that may stay in memory or in the swap cache after a push-out.
 const STAYING_PAGES_MAX: usize = 64;
 
-/// Additional memory that a program uses in order to be taken over, and the time for it.
+/// Memory that a program uses on top, to be taken over, and the time for that.
 pub const TAKEN_OVER: usize = 64 << 20;
 const TAKE_OVER: Duration = Duration::from_millis(300);
 
@@ -54,27 +54,27 @@ const EMPTY_MAX: Duration = Duration::from_secs(5);
 
 const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";
 
-/// Memory full of pages.
+/// Memory that is full of pages.
 pub enum Memory {
     /// Anonymous memory that the kernel swaps.
     Swapped(Mapping),
     /// A region of ours.
     Region(RegionVec<Page>),
-    /// Memory that always comes back with its first content.
+    /// Memory whose pages always come back with their first content.
     Floor(Mapping),
 }
 
-/// The times of a page-out.
+/// The times of a push-out.
 #[derive(Default)]
 pub struct Out {
-    /// ns a page, of each request.
+    /// ns a page, for each request.
     pub request_ns: Vec<u64>,
-    /// ns a page until all were out.
+    /// ns a page, until all pages were out.
     pub all_ns: f64,
 }
 
 impl Memory {
-    /// Fills it.
+    /// Makes the memory and fills it.
     pub fn new(arguments: &MemoryArguments) -> Result<Self, Failure> {
         let bytes = arguments.mib << 20;
         if arguments.floor {
@@ -92,8 +92,8 @@ impl Memory {
                 Self::Region(pages)
             }
         };
-        // A program is watched once it allocates much from the C library; the mapping above is the
-        // kernel's.
+        // A program is watched after it allocates much through the C library. The mapping above
+        // comes from the kernel.
         drop(black_box(vec![0u8; 16 << 20]));
         fill(memory.pages_mut(), &arguments.pages)?;
         if arguments.in_process {
@@ -104,7 +104,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Its pages.
+    /// The pages.
     pub fn pages(&self) -> &[Page] {
         match self {
             Self::Swapped(mapping) | Self::Floor(mapping) => mapping.as_slice().as_chunks().0,
@@ -112,7 +112,7 @@ impl Memory {
         }
     }
 
-    /// Its pages.
+    /// The pages, to be written.
     pub fn pages_mut(&mut self) -> &mut [Page] {
         match self {
             Self::Swapped(mapping) | Self::Floor(mapping) => {
@@ -122,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// Pushes all of it out, and waits for unfinished writes.
+    /// Pushes all pages out, and waits for unfinished writes.
     pub fn push_out(&mut self) -> Result<Out, Failure> {
         let count = self.pages().len();
         let mut out = Out::default();
@@ -155,8 +155,8 @@ impl Memory {
     }
 }
 
-/// A device that answers later leaves pages in the swap cache until memory is needed, and the
-/// kernel skips pages that another CPU has just used.
+/// Pages stay in the swap cache until memory is needed, if the device answers late. And the kernel
+/// skips pages that another CPU has just used.
 fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
     let group = Hierarchy::find().map(|hierarchy| hierarchy.own());
     let begin = Instant::now();
@@ -165,7 +165,7 @@ fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
         if staying <= STAYING_PAGES_MAX {
             return Ok(());
         }
-        // An error: not all of it could be taken, which the next check shows.
+        // An error: not all could be reclaimed, which the next check shows.
         let reclaimed = group.as_ref().map(|group| group.reclaim());
         memory.page_out(0, memory.len()).context("MADV_PAGEOUT")?;
         if begin.elapsed() > EMPTY_MAX {
@@ -178,7 +178,7 @@ fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
     }
 }
 
-/// A counter of /proc/vmstat, brought up to date.
+/// A counter of /proc/vmstat, after a refresh.
 fn counter(name: &str) -> Result<u64, Failure> {
     fs::write(STAT_REFRESH, "1").context(STAT_REFRESH)?;
     let text = fs::read_to_string("/proc/vmstat").context("/proc/vmstat")?;
@@ -186,8 +186,8 @@ fn counter(name: &str) -> Result<u64, Failure> {
     value.ok_or_else(|| Failure::new(format!("/proc/vmstat has no {name}; it needs Linux 5.13")))
 }
 
-/// Fills memory with pages, none twice. The file is read page by page: as a whole it would exceed
-/// the memory of some configurations.
+/// Fills memory with pages, all different. The file is read page by page: as a whole it would
+/// exceed the memory of some configurations.
 fn fill(memory: &mut [Page], path: &Path) -> Result<(), Failure> {
     let what = path.display().to_string();
     let mut file = BufReader::new(File::open(path).context(&what)?);
@@ -203,7 +203,7 @@ fn fill(memory: &mut [Page], path: &Path) -> Result<(), Failure> {
         let mut content = [0; PAGE_BYTES];
         file.read_exact(&mut content).context(&what)?;
         if number >= in_file {
-            // Never the same page twice: it would be kept once.
+            // Never the same page twice, since identical pages are kept once.
             let at = noise.below(PAGE_BYTES as u64 / 8) as usize * 8;
             content[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
         }

@@ -1,8 +1,8 @@
 //! The program whose page-outs and faults are timed.
 //!
-//! It fills memory with pages, has all of them pushed out, and touches each once while nothing must
-//! leave: in random order, in order, and from two threads. Before each way it writes to every page
-//! and pushes all out again, so that no way finds pages that another has left.
+//! It fills memory with pages, has all pushed out, and touches each page once, while no page must
+//! leave: in random order, in sequence, and from two threads. Before each of these it writes to
+//! every page and pushes all out again, so that each finds the same state.
 
 use crate::error::{Context, Failure};
 use crate::timed_memory::{Memory, MemoryArguments};
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{PAGE_BYTES, Page};
 
-/// Shorter touches found their page in memory, ns: less than a fault of any kind.
+/// A touch that takes less time, ns, has found its page in memory: no fault is as fast.
 pub const FAULT_NS_MIN: u64 = 500;
 
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 
-/// Interval of checks of recompression, the number of equal counts after which it is done, and the
-/// number of checks after which the program gives up.
+/// Interval of checks of recompression, the equal counts after which it is complete, and the checks
+/// after which the program gives up.
 const LOOK: Duration = Duration::from_millis(500);
 const LOOKS_ALIKE: u32 = 4;
 const LOOKS_MAX: u32 = 120;
@@ -31,10 +31,10 @@ const LOOKS_MAX: u32 = 120;
 pub struct TouchArguments {
     #[command(flatten)]
     memory: MemoryArguments,
-    /// Page-outs alone, so many of them all.
+    /// Only page-outs: this many of all pages.
     #[arg(long)]
     outs: Option<usize>,
-    /// Touches in random order alone, of pages that the swap device has recompressed.
+    /// Only touches in random order, of pages that the swap device has recompressed.
     #[arg(long, conflicts_with = "outs")]
     recompressed: bool,
 }
@@ -44,21 +44,21 @@ pub struct TouchArguments {
 pub struct Touched {
     /// Pages in the memory.
     pub pages: usize,
-    /// ns a page, of each page-out of a few hundred pages.
+    /// ns a page, for each page-out of a few hundred pages.
     pub out_ns: Vec<u64>,
-    /// ns a page until all of them were out, writes awaited; once for each time.
+    /// ns a page, until all pages were out and written; one value for each push-out.
     pub all_out_ns: Vec<f64>,
     /// Pages that were recompressed before they were touched.
     pub recompressed: usize,
-    /// ns of each touch in random order, read-ahead off.
+    /// ns of each touch in random order, without read-ahead.
     pub random_ns: Vec<u64>,
-    /// ns a page in order, read-ahead as it is set.
+    /// ns a page in sequence, with the read-ahead of the machine.
     pub in_order_ns: f64,
-    /// Touches a second in random order from one thread, and from two.
+    /// Touches a second in random order, from one thread and from two.
     pub rates: [f64; 2],
 }
 
-/// Gives each page new content. So none can use its old copy, and none is identical to a copy that
+/// Changes each page's content. So no old copy can be used, and no page is identical to a copy that
 /// the kernel has freed without notice.
 fn dirty(memory: &mut [Page]) {
     for page in memory {
@@ -86,7 +86,7 @@ fn touch(page: &Page) {
     black_box(page[black_box(64)]);
 }
 
-/// Touches each page once; ns of each.
+/// Touches each page once. Returns the ns of each touch.
 fn one_by_one(pages: &[Page], order: &[usize]) -> Vec<u64> {
     let mut times = Vec::with_capacity(order.len());
     for &at in order {
@@ -97,7 +97,7 @@ fn one_by_one(pages: &[Page], order: &[usize]) -> Vec<u64> {
     times
 }
 
-/// Touches a second, each of `threads` touching its part of the memory in random order.
+/// Touches a second: each of `threads` touches its part of the memory in random order.
 fn rate(pages: &[Page], threads: usize) -> f64 {
     let parts: Vec<&[Page]> = pages.chunks(pages.len().div_ceil(threads)).collect();
     let orders: Vec<_> = parts.iter().map(|part| shuffled(part.len())).collect();
@@ -110,7 +110,7 @@ fn rate(pages: &[Page], threads: usize) -> f64 {
     pages.len() as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Measures, and prints a [`Touched`] as JSON.
+/// Measures the times, and prints a [`Touched`] as JSON.
 pub fn run(arguments: &TouchArguments) -> Result<(), Failure> {
     let mut memory = Memory::new(&arguments.memory)?;
     let mut touched = Touched { pages: memory.pages().len(), ..Touched::default() };

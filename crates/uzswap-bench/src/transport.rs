@@ -25,7 +25,7 @@ pub struct TransportArguments {
     pub compressors: Vec<String>,
 }
 
-/// The program uses so many times its memory.
+/// The program uses this multiple of its memory.
 const MEMORY_RATIO: usize = 3;
 
 fn peers(compressors: &[String]) -> Vec<Peer> {

@@ -1,11 +1,11 @@
-//! `locks` for more CPUs than the machine has.
+//! `locks`, predicted for more CPUs than the machine has.
 //!
-//! `--count` is for a machine with many CPUs, also emulated ones. It counts how often locks are
-//! taken for a page, how often threads waited for them, and how much falls on one lock of a kind.
-//! `--counts` uses these counts on a machine whose times are real. Hold times are measured there
-//! with one thread. Each kind of lock is a queue, except those of which each CPU has one: with a
-//! thread on each CPU they are never waited for. The waits of `--count` are not used. Emulated CPUs
-//! on few real ones stop while they hold locks, so these waits are an upper bound.
+//! `--count` runs on a machine with many CPUs, which may be emulated. It counts how often locks are
+//! taken for a page, how often threads waited for them, and the share of the busiest lock of a
+//! kind. `--counts` uses these counts on a machine with real times, where hold times are measured
+//! with one thread. Each kind of lock is a queue, except the kinds with a lock for each CPU: with a
+//! thread on each CPU, no thread waits for these. The waits of `--count` are not used. Emulated
+//! CPUs on few real ones are stopped while they hold locks, so these waits are an upper bound.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
@@ -19,10 +19,10 @@ use uzswap_engine::PAGE_BYTES;
 use uzswap_sync::profile;
 use uzswap_sys::cpu;
 
-/// Locks shown for a setting: those that bound it most.
+/// Rows for a setting: the locks that limit it most.
 const SHOWN: usize = 3;
 
-/// Acquisitions for a page, below which a lock has no row.
+/// A lock with fewer acquisitions per page has no row.
 const SELDOM: f64 = 0.001;
 
 /// The counts of a machine.
@@ -43,20 +43,20 @@ struct CountedSetting {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct LockCount {
-    /// The type that it protects.
+    /// The type that the lock protects.
     name: String,
     acquisitions: u64,
-    /// The part of them that had to wait.
+    /// Acquisitions that had to wait.
     waited_for: u64,
-    /// The part of them for the busiest lock.
+    /// Acquisitions of the busiest lock.
     of_the_busiest: u64,
 }
 
-/// Locks of which each CPU has one.
+/// Kinds with a lock for each CPU.
 const PER_CPU: [&str; 2] = ["Scratch", "SlotCache"];
 
 impl LockCount {
-    /// With its module: some types of several modules have the same name.
+    /// The name with its module: some types in several modules have the same name.
     fn shown(&self) -> String {
         let name = short(&self.name);
         self.name.rsplit("::").nth(1).map_or(name.clone(), |module| format!("{module}::{name}"))
@@ -67,7 +67,7 @@ impl LockCount {
     }
 }
 
-/// Counts, and writes it down.
+/// Counts acquisitions, and writes the counts to a file.
 pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<Section, Failure> {
     let threads = arguments.threads.first().copied().unwrap_or_else(cpu::allowed);
     let (count, pages, ram) = locks::load(bench, arguments)?;
@@ -95,7 +95,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
     ));
     let mut counted = Vec::new();
     for (setting, turn) in settings.iter().zip(turns) {
-        // A failure is reported at the end.
+        // The failure is reported at the end.
         let Some(kinds) = turn.rounds.into_iter().next() else { continue };
         let title = format!("{}, {} backing:", setting.codec, setting.backing);
         section = section.text(title).table(table(kinds.clone(), stored));
@@ -125,14 +125,14 @@ fn table(mut kinds: Vec<LockCount>, pages: usize) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// The throughput that a kind of lock would allow.
+/// The throughput that a kind of lock permits.
 struct Bound {
     kb_per_s: f64,
     kind: LockCount,
     held_ns: f64,
 }
 
-/// Predicts.
+/// Predicts the throughput from a file of counts.
 pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<Section, Failure> {
     let what = file.display().to_string();
     let counts: LockCounts = serde_json::from_slice(&fs::read(file).context(&what)?)
@@ -212,13 +212,13 @@ fn counted<'a>(counts: &'a LockCounts, setting: &LockSetting) -> Result<&'a [Loc
     own.map(|own| &own.kinds[..]).ok_or_else(|| Failure::new(missing()))
 }
 
-/// kB/s of the round with the least other load on the machine.
+/// kB/s of the fastest round, which had the least other load.
 fn fastest(turn: &Turns<Run>) -> f64 {
     turn.rounds.iter().map(|run| run.kb_per_s).fold(f64::NAN, f64::max)
 }
 
-/// The throughput of each kind of lock, the slowest first. Locks that one thread never takes are
-/// left out, because their hold time is unknown.
+/// The throughput that each kind of lock permits, the lowest first. Locks that a single thread
+/// never takes are left out, since their hold time is unknown.
 fn bounds_of(
     kinds: &[LockCount],
     counts: &LockCounts,
@@ -276,7 +276,7 @@ mod tests {
         let bounds = bounds_of(&kinds, &counts, &turn, 10.0);
         let names: Vec<_> = bounds.iter().map(|bound| &bound.kind.name[..]).collect();
         assert_eq!(names, ["Single", "of many"]);
-        // 1 us a page, half of it under one lock: two CPUs' worth, of 64.
+        // 1 us a page, half of it under one lock: 64 CPUs are as fast as two.
         assert!((7.9e6..=8e6).contains(&bounds[0].kb_per_s), "{}", bounds[0].kb_per_s);
         assert!(bounds[1].kb_per_s > 1e8, "{}", bounds[1].kb_per_s);
     }

@@ -1,4 +1,4 @@
-# Eight compilers of C++ at once.
+# Eight C++ compilers at the same time.
 for i in 1 2 3 4 5 6 7 8; do
     cat > part$i.cc <<P
 #include <algorithm>

@@ -1,4 +1,4 @@
-# A server of Python that loads its data before it forks four workers, and is asked 2000 times.
+# A Python server that loads its data, forks four workers, and then answers 2000 requests.
 cat > served.py <<'P'
 import json
 DATA = {"item %d" % i: {"price": i * 7 % 1000, "text": "an item for number %d " % i * 3} for i in range(150000)}

@@ -1,4 +1,4 @@
-# Workers that joblib starts, each with libraries and a part of a table of its own.
+# Workers of joblib, each with its own libraries and its own part of a table.
 exec /usr/bin/python3 -c '
 import joblib, numpy, pandas, time
 def work(part):

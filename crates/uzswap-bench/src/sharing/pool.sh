@@ -1,4 +1,4 @@
-# A Python program whose workers read a heap that it had before it forked, and make results.
+# A Python program whose workers read a heap from before the fork, and make results.
 exec python3 -c '
 import json, multiprocessing, os, time
 rows = [{"id": i, "name": "customer %d" % i, "tags": ["t%d" % (i % 97), "u%d" % (i % 89)]} for i in range(160000)]

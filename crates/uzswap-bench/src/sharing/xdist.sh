@@ -1,4 +1,4 @@
-# Tests that four workers run, each of which imports libraries and loads the same data.
+# Tests on four workers, each of which imports libraries and loads the same data.
 cat > test_data.py <<'P'
 import json, sqlite3, time, unittest
 import numpy, pandas, pytest
