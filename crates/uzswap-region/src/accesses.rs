@@ -1,9 +1,9 @@
-//! The recording of a program's accesses: only where the pager was made with a trace to write.
+//! The recording of a program's accesses, if the pager was made with a trace to write.
 //!
-//! Such a pager is for that alone. Its budget is for pages, and the pool is beside it, so that as
-//! many pages are there at any time. Each fault brings in one page, and so each touch of another
-//! page is seen. Without a trace, a fault reads `Inner::log`, which is never written once the pager
-//! is made and lies with the other fields of `Inner` that each fault reads.
+//! Such a pager only records. Its budget is for pages alone, with the pool beside it, so that the
+//! same number of pages are there at any time. Each fault brings in one page, so each touch of
+//! another page is seen. Without a trace, a fault reads `Inner::log`, which is never written once
+//! the pager is made and lies with the other fields of `Inner` that each fault reads.
 
 use crate::core::Inner;
 use crate::core::space::Space;
@@ -13,7 +13,7 @@ use uzswap_sys::uffd::Fault;
 use uzswap_trace::{Event, Log, What};
 
 impl Inner {
-    /// Has the pager write a trace.
+    /// Makes the pager write a trace.
     pub(crate) fn recording(mut self, log: Option<Log>) -> Self {
         if log.is_some() {
             // Each page has a size of its own, and none is on a disk.
@@ -38,7 +38,8 @@ impl Inner {
         log.add(Event { is_write: fault.is_write, site: fault.instruction as u32, ..event });
     }
 
-    /// Records that a page left and was compressed. Not if the cache had a copy of it.
+    /// Records that a page left and was compressed. A page of which the cache had a copy is not
+    /// recorded.
     pub(crate) fn note_left(&self, space: &Space, page: u32, was: Word) {
         if let Some(log) = self.log.as_ref().filter(|_| was.copy_bits() == 0) {
             log.add(self.event(What::Left, space, page));

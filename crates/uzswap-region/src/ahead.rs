@@ -1,9 +1,9 @@
-//! Read-ahead: the pages that a program in order touches next are brought in meanwhile.
+//! Read-ahead: brings in the pages that a program will touch next while it uses others in order.
 //!
-//! A fault that is about to bring in a whole window asks for the one behind it, and a thread
-//! decodes that at the same time. If the program gets there first, it waits for the pages that are
-//! being brought in, or brings them in itself. Nothing waits for memory here: without room, nothing
-//! is read ahead.
+//! A fault that is about to bring in a whole window asks for the window behind it, and a thread
+//! decodes that window at the same time. If the program gets there first, it waits for the pages
+//! that are being brought in, or brings them in itself. Nothing waits for memory here: without
+//! room, nothing is read ahead.
 
 use crate::core::Inner;
 use crate::core::space::Space;
@@ -40,7 +40,7 @@ impl Inner {
             let window = ((end - page) as usize, Way::Up);
             let brought = self.fill_many(&mut lane, space, page, window, (word, 0));
             if brought == 0 {
-                // The last one, or there is no buffer for more.
+                // It is the last one, or there is no buffer for more.
                 space.put(page, UNCHANGED, word);
                 break;
             }

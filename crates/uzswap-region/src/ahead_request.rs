@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// See the module.
 #[derive(Default)]
 pub(crate) struct AheadRequest {
-    /// A region in the upper half, a page in the lower; no region is 0.
+    /// A region in the upper half, a page in the lower; no region has the number 0.
     asked: AtomicU64,
     bell: Bell,
 }
@@ -23,7 +23,7 @@ impl AheadRequest {
         &self.bell
     }
 
-    /// Waits until something is asked for, or for a mere ring.
+    /// Waits for a request, or for a mere ring.
     pub(crate) fn next(&self) -> Option<(u32, u32)> {
         self.bell.wait();
         let asked = self.asked.swap(0, Relaxed);

@@ -1,15 +1,15 @@
-//! How much memory a pager takes, and may take.
+//! The memory that a pager takes, and may take.
 //!
-//! Counted in pages: those *charged* (resident, staged, or kept ready for either) and those of the
-//! cache. A page is charged before it is made, so the sum is never above the budget. Threads charge
-//! 32 at a time, so that not every fault writes the count.
+//! It is counted in pages: *charged* ones (resident, staged, or kept ready for either) and those of
+//! the cache. A page is charged before it is made, so the sum never exceeds the budget. Threads
+//! charge 32 at a time, so that not every fault writes the count.
 
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*, fence};
 use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
 
-/// How often one looks whether the budget has grown.
+/// How often a thread without room looks if the budget has grown.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// See the module.
@@ -24,12 +24,12 @@ pub(crate) struct Budget {
     ahead: AtomicI64,
     /// Rung when reclaim should run.
     bell: Bell,
-    /// Counts the times that pages were given back, for threads that wait for some.
+    /// Counts the times that pages were given back, for threads that wait for pages.
     returned: AtomicU32,
     waiting: AtomicU32,
-    /// Nothing can be taken out any more.
+    /// No page can be taken out any more.
     exhausted: AtomicBool,
-    /// Pages that were charged when none of them could leave, until one has left.
+    /// The pages that were charged when none of them could leave; 0 once one has left.
     stuck: AtomicI64,
     /// Every request for pages succeeds.
     lifted: AtomicBool,
@@ -37,7 +37,7 @@ pub(crate) struct Budget {
     suspended: AtomicBool,
     /// A thread without room waits for the budget to grow, instead of ending the process.
     patient: AtomicBool,
-    /// Threads that do.
+    /// Threads that wait in this way.
     starved: AtomicU32,
 }
 
@@ -68,7 +68,7 @@ impl Budget {
         self.bytes.store(bytes as i64, Relaxed);
     }
 
-    /// Says how much the cache takes, and how much more it is about to take.
+    /// Sets how much the cache takes, and how much more it is about to take.
     pub(crate) fn set_cache_bytes(&self, bytes: usize, ahead: usize) {
         let left = self.bytes.load(Relaxed) - bytes as i64;
         let ahead = (ahead / PAGE_BYTES) as i64;
@@ -76,8 +76,8 @@ impl Budget {
         self.limit.store(left.div_euclid(PAGE_BYTES as i64) - ahead, Relaxed);
     }
 
-    /// Lets threads have the pages that the cache is about to take, until it says its size again.
-    /// For a time at which nothing else can be taken out.
+    /// Lets threads have the pages that the cache is about to take, until its size is set again.
+    /// For a time at which no page can be taken out.
     pub(crate) fn lend_ahead(&self) {
         self.limit.fetch_add(self.ahead.swap(0, Relaxed), Relaxed);
     }
@@ -129,7 +129,7 @@ impl Budget {
         if some > 0 && self.try_charge(some) { some } else { 0 }
     }
 
-    /// While it is lifted nobody waits for room, because nobody makes any.
+    /// While this is set no thread waits for room, because none makes any.
     pub(crate) fn set_lifted(&self, lifted: bool) {
         self.lifted.store(lifted, Relaxed);
         self.changed();
@@ -146,7 +146,7 @@ impl Budget {
         self.suspended.load(Relaxed)
     }
 
-    /// Charges pages without asking whether there is room: their memory is there already.
+    /// Charges pages without asking for room: their memory is there already.
     pub(crate) fn charge_anyway(&self, pages: i64) {
         self.charged.fetch_add(pages, Relaxed);
     }
@@ -197,14 +197,14 @@ impl Budget {
                 return true;
             }
             if self.exhausted.load(Relaxed) && !self.is_suspended() {
-                // Reclaim found nothing; once more, in case that it said so before this wait began.
+                // Reclaim found nothing. Once more, in case it said so before this wait began.
                 refused += 1;
                 if refused > 3 {
                     return false;
                 }
                 self.exhausted.store(false, Relaxed);
             }
-            // Reclaim goes on by itself in a suspended process, and each step would ring again.
+            // In a suspended process reclaim goes on by itself, and each step would ring again.
             if !self.is_suspended() {
                 self.ring();
             }
@@ -214,8 +214,7 @@ impl Budget {
         }
     }
 
-    /// Charges a page as [`Self::charge`] does, and waits for as long as somebody says that the
-    /// budget may grow.
+    /// Charges a page as [`Self::charge`] does, and waits for as long as the pager is patient.
     pub(crate) fn charge_patiently(&self) -> bool {
         if self.charge(1) {
             return true;
@@ -239,14 +238,14 @@ impl Budget {
         self.starved.load(Relaxed) > 0
     }
 
-    /// Has reclaim look. Costs a fence and a load when it is called already.
+    /// Makes reclaim look. Costs a fence and a load if it was rung already.
     pub(crate) fn ring(&self) {
-        // Pairs with the one in `Bell::wait`: a thread that finds the bell rung has its change seen
-        // by the thread that takes the ring. Without them a processor could look at the bell before
-        // the change is visible, and reclaim sleep with work to do.
+        // Pairs with the fence in `Bell::wait`: if this thread finds the bell rung, the thread that
+        // takes the ring sees the change. Without the fences a processor could look at the bell
+        // before the change is visible, and reclaim would sleep with work to do.
         fence(SeqCst);
         if !self.bell.is_rung() {
-            // A few threads; all look, one finds the work.
+            // A few threads wait: all look, and one finds the work.
             self.bell.ring();
         }
     }
@@ -266,7 +265,7 @@ impl Bell {
         self.0.load(Relaxed) != 0
     }
 
-    /// Wakes the waiting threads, unless that was done and no thread has come since.
+    /// Wakes the waiting threads, unless the bell is rung already.
     pub(crate) fn ring(&self) {
         if self.0.swap(1, AcqRel) == 0 {
             wake_all(&self.0);
@@ -278,7 +277,7 @@ impl Bell {
         while self.0.swap(0, AcqRel) == 0 {
             wait(&self.0, 0);
         }
-        // Before the look for work: see `Budget::ring`.
+        // Before the caller looks for work: see `Budget::ring`.
         fence(SeqCst);
     }
 }

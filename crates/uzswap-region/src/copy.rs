@@ -7,12 +7,12 @@
 //! in the child      the shared pages are written to the file as well, and it is mapped privately
 //!                   over the regions
 //! ```
-//! While page-outs stand still (see [`crate::fork`]) pages only come in. So at the moment of the
+//! While page-outs are stopped (see [`crate::fork`]) pages only come in. So at the moment of the
 //! fork each page is in its region, or in the file as it was when it left its region. Threads that
-//! use the regions meanwhile are not held up. The child gets the content of one moment, as with any
+//! use the regions meanwhile are not delayed. The child gets the content of one moment, as with any
 //! memory.
 //!
-//! The file has no name, so that it goes with the last process that maps it. It is not held in
+//! The file has no name, so it is removed with the last process that maps it. It is not kept in
 //! memory: the kernel writes it to the disk as it sees fit.
 
 use crate::core::Inner;
@@ -33,7 +33,7 @@ use uzswap_sys::shared;
 /// Where the file is.
 pub(crate) const FOLDER: &str = "/var/tmp";
 
-/// Pages that the child writes by one call, at most.
+/// The most pages that the child writes by one call.
 const RUN: usize = 1024;
 
 /// Regions on their way to a child.
@@ -49,8 +49,8 @@ struct CopiedRegion {
 }
 
 impl Copy {
-    /// Writes the pages that are not in the regions of `pagers` to a file, and has the next process
-    /// that is forked inherit the rest. `None` without regions. Page-outs stand still, and no
+    /// Writes the pages that are not in the regions of `pagers` to a file, and makes the next
+    /// forked process inherit the rest. `None` without regions. Page-outs are stopped, and no
     /// region comes or goes.
     pub(crate) fn make(pagers: &[Arc<Inner>]) -> io::Result<Option<Self>> {
         let mut parts = Vec::new();
@@ -80,7 +80,7 @@ impl Copy {
         inherited.map(|()| Some(copy))
     }
 
-    /// In the parent: forks that are not of this one do not inherit the regions.
+    /// In the parent: other forks do not inherit the regions.
     pub(crate) fn keep_apart(&self) {
         for part in &self.parts {
             let done = part.space.set_inherited(false);
@@ -88,8 +88,8 @@ impl Copy {
         }
     }
 
-    /// In the child: puts the regions in place. After an error there is none of them, and touching
-    /// one is a SIGSEGV. Allocates nothing and takes no lock.
+    /// In the child: puts the regions in place. After an error the child has no regions, and
+    /// touching one is a SIGSEGV. Allocates nothing and takes no lock.
     pub(crate) fn put_in_place(&self) -> io::Result<()> {
         let covered = self.cover();
         if covered.is_err() {
@@ -147,17 +147,18 @@ impl CopiedRegion {
     }
 }
 
-/// True if a page is in the region: it is newer there than in the file.
+/// True if a page is in the region, where it is newer than in the file.
 fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
     match space.load(page).kind() {
         Kind::Resident => Ok(true),
         Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => Ok(false),
-        // A thread of the parent was bringing it in. Once it was there, others may have written it.
+        // A thread of the parent was bringing it in. Once it was there, other threads may have
+        // written to it.
         Kind::Busy => pagemap.has_page(space.address(page)),
     }
 }
 
-/// Neighbouring pages that are written at once.
+/// Neighbouring pages that are written by one call.
 struct PageRun {
     first: u32,
     pages: Vec<Page>,
@@ -185,7 +186,7 @@ impl PageRun {
     }
 }
 
-/// A file without a name: on disk, or in memory where the file system of [`FOLDER`] has none such.
+/// A file without a name: on disk, or in memory if the file system of [`FOLDER`] has no such files.
 fn unnamed_file() -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let on_disk = rustix::fs::open(FOLDER, flags, Mode::RUSR | Mode::WUSR);

@@ -1,5 +1,5 @@
 //! The means by which pages leave a program's memory and come back, each a [`Door`]:
-//! [`userfaultfd`]; and where that is denied [`guards`], where the kernel has those, or else
+//! [`userfaultfd`] or, where that is denied, [`guards`] if the kernel has them, and else
 //! [`protection`].
 
 mod guards;
@@ -18,7 +18,7 @@ use uzswap_sys::cpu;
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::uffd::{Delivery, Uffd};
 
-/// The door of a mode; without `means` the fastest that there is.
+/// The door of a mode; without `means` the fastest that works.
 pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Error> {
     cpu::check_pages()?;
     let uffd = |delivery| {
@@ -42,7 +42,7 @@ pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Er
         }
         .map_err(|source| Error::OwnMemory { source }),
     };
-    // Each door asks there: where the kernel does not answer, that is the reason.
+    // Each door reads the list of pages: if the kernel denies that, it is the reason.
     opened.map_err(|error| match Pagemap::open() {
         Ok(_) => error,
         Err(source) => Error::Pagemap { source },
@@ -50,7 +50,7 @@ pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Er
 }
 
 impl Mode {
-    /// The safest mode that this process may use, or why there is none.
+    /// The safest mode that this process may use, or the reason why there is none.
     pub fn available() -> Result<Self, Error> {
         cpu::check_pages()?;
         if Uffd::open(Delivery::Message).is_ok() {
@@ -60,14 +60,15 @@ impl Mode {
         opened.map_err(|source| Error::Userfaultfd { source })
     }
 
-    /// Checks if this process may use it; the error has the reason.
+    /// Checks if this process may use this mode; the error has the reason.
     pub fn check(self) -> Result<(), Error> {
         open(self, None).map(|_| ())
     }
 }
 
 impl Means {
-    /// The fastest that this process may use from `first` on, or why there is none: it is tried.
+    /// Tries the means from `first` on; returns the fastest that this process may use, or the last
+    /// error.
     pub fn available(first: Self) -> Result<Self, Error> {
         let from_first = Self::ALL.into_iter().skip_while(|means| *means != first);
         let mut tried = from_first.map(|means| means.check().map(|()| means));
@@ -78,7 +79,7 @@ impl Means {
         last
     }
 
-    /// Tries it. Errors: why this process may not use it.
+    /// Tries these means. Errors: the reason why this process may not use them.
     pub fn check(self) -> Result<(), Error> {
         let door = open(self.mode(), Some(self))?;
         match self {

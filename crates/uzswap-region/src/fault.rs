@@ -7,10 +7,10 @@
 //!   stored      load it from the cache, copy it in; in order: many at once
 //! → Resident, wake who waits
 //! ```
-//! It runs in the thread that faulted, on a stack of ours, all signals blocked; or in a handler
-//! thread. Nothing allocates (but the index's epochs, at a thread's first fault), nothing logs, and
-//! no lock is taken that all threads take. A page that cannot be given back ends the process, with
-//! a message: going on would mean wrong bytes.
+//! It runs in the thread that faulted, on a stack of ours with all signals blocked, or in a handler
+//! thread. Nothing allocates (except the index's epochs, at a thread's first fault), nothing logs,
+//! and nothing takes a lock that all threads take. A page that cannot be given back ends the
+//! process, with a message: going on would mean wrong bytes.
 
 #![expect(
     unsafe_code,
@@ -36,10 +36,11 @@ use uzswap_policy::ahead::{self, NORMAL, RANDOM, WRITES, Way};
 use uzswap_sys::uffd::Fault;
 use uzswap_trace::Log;
 
-/// Pages that a lane charges at a time, at most: a 16th of the memory for all lanes, or one each.
+/// The most pages that a lane charges at a time: all lanes together charge a 16th of the memory at
+/// most, or one page each.
 const CREDIT_MAX: i64 = 32;
 
-/// The page that all of memory begins with.
+/// The content of fresh memory.
 static ZEROS: Page = [0; PAGE_BYTES];
 
 /// Serves a SIGBUS; `false` if it is not ours.
@@ -50,7 +51,7 @@ pub(crate) fn serve(fault: Fault) -> bool {
     }
     let page = space.page_of(fault.address);
     if space.is_window() && space.load(page).kind() == Kind::Untouched {
-        return false; // Memory of the program's own, which we have nothing to do with.
+        return false; // Memory of the program's own, which is not adopted.
     }
     space.pager.fault(space, page, fault);
     true
@@ -64,7 +65,7 @@ impl Inner {
             let word = space.load(page);
             match word.kind() {
                 Kind::Busy => space.wait(page),
-                // Another thread has brought it in just now, or opens it at this moment.
+                // Another thread has just brought it in, or is opening it.
                 Kind::Resident if self.door.may_be_absent() => return,
                 Kind::Resident => {
                     if space.take(page, word) {
@@ -74,7 +75,7 @@ impl Inner {
                         };
                     }
                 }
-                // The program has unmapped it meanwhile, or given it away.
+                // The program has unmapped the page meanwhile, or it was released.
                 Kind::Untouched if space.is_window() => return,
                 Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => {
                     if space.take(page, word) {
@@ -85,14 +86,14 @@ impl Inner {
         }
     }
 
-    /// A fault at a page that is resident: another thread has brought it in just now.
+    /// A fault at a page that is resident: another thread has just brought it in.
     fn look_again(&self, space: &Space, page: u32, word: Word) {
         self.check_present(space, page);
         space.put(page, UNCHANGED, word);
     }
 
-    /// Ends the process if a page is absent that is resident by its word, which we have made
-    /// `Busy`. The page's content is lost, and zeros would be wrong.
+    /// Ends the process if a page is absent whose word was `Resident` before we made it `Busy`. The
+    /// page's content is lost, and zeros would be wrong.
     pub(crate) fn check_present(&self, space: &Space, page: u32) {
         match self.door.pagemap().has_page(space.address(page)) {
             Ok(true) => {}
@@ -106,8 +107,8 @@ impl Inner {
         }
     }
 
-    /// A write to a guarded page: it may be written from now on, and where a program writes in
-    /// order, so may those behind it.
+    /// A write to a guarded page: lets the program write to it and, if the program writes in order,
+    /// to those behind it.
     fn let_write(&self, space: &Space, page: u32, word: Word) {
         let mut lane = self.lanes.here();
         let (most, way) = lane.streams.window(space.id | WRITES, page, NORMAL);
@@ -133,10 +134,10 @@ impl Inner {
         }
         let stale = if fault.is_write { Word::STALE } else { 0 };
         if word.kind() == Kind::Staged {
-            // A fork has all lanes: no child finds a page half brought in.
+            // A fork takes all lanes, so no child finds a page half brought in.
             let mut lane = self.lanes.here();
             self.take_back(space, page, word.frame());
-            // A move takes the guard off.
+            // A move removes the guard.
             let copy = word.without(Word::GUARDED).copy_bits();
             let copy = if copy == 0 { 0 } else { copy | stale };
             let level = self.returns.level_from_staging(word);
@@ -153,7 +154,7 @@ impl Inner {
         let ahead = way.from(page, window).filter(|ahead| *ahead < space.pages());
         let is_stream = window == BATCH && word.kind() == Kind::Stored;
         if let (true, Some(ahead)) = (is_stream, ahead) {
-            // Before our own window, so that both are decoded at once.
+            // Asked before our own window is read, so that both are decoded at the same time.
             let back = if way == Way::Up { 0 } else { window as u32 - 1 };
             self.ahead.ask(space.id, ahead.saturating_sub(back));
         }
@@ -171,12 +172,12 @@ impl Inner {
             lane.streams.brought(space.id, page, pages, way);
         }
         if is_stream && ahead.is_some() {
-            // Where the stream goes on when that is there.
+            // The place where the stream goes on after the window ahead.
             lane.streams.expect(space.id, way.from(page, 2 * window), pages, way);
         }
     }
 
-    /// Pages to bring in at once, at most. One where each touch is to be seen.
+    /// The most pages to bring in together. One if each touch must be seen.
     fn window_max(&self) -> usize {
         match self.log {
             Some(_) => 1,
@@ -184,7 +185,7 @@ impl Inner {
         }
     }
 
-    /// True if a lane has at least one page charged, after its request.
+    /// Makes sure that a lane has at least one charged page; false without room.
     pub(crate) fn has_credit(&self, lane: &mut Lane) -> bool {
         if lane.credit == 0 {
             let all = 16 * self.lanes.len() as i64;
@@ -194,7 +195,7 @@ impl Inner {
         lane.credit > 0
     }
 
-    /// A lane that has a page charged at least. May wait for reclaim, holding no lane.
+    /// A lane with at least one charged page. May wait for reclaim, without a lane.
     fn lane_with_credit(&self, space: &Space, page: u32) -> std::sync::MutexGuard<'_, Lane> {
         let mut waited = 0;
         loop {
@@ -220,7 +221,7 @@ impl Inner {
         self.die(space, page, &Full(self))
     }
 
-    /// Moves a page back from its frame, which is as good as any in the region.
+    /// Moves a page back from its frame, or copies it.
     pub(crate) fn take_back(&self, space: &Space, page: u32, frame: usize) {
         if self.door.move_back(self, space, page, frame) {
             return self.staging.leave(frame);
@@ -230,14 +231,14 @@ impl Inner {
         self.staging.disown(frame, (space.id, page));
     }
 
-    /// Copies pages to where there are none, guarded if `guard` says so.
+    /// Copies pages to places without pages, guarded unless `guard` is 0.
     pub(crate) fn copy_in(&self, space: &Space, page: u32, from: &[Page], guard: u32) {
         let at = space.address(page);
         let Err(error) = self.door.copy_in(at, from, guard != 0) else { return };
         if !space.is_window() || from.len() == 1 {
             self.die(space, page, &Refused("copy", &error));
         }
-        // Of the program's own mappings there may be several, and one call is for one of them.
+        // A program's range may be several mappings, and one call is for one mapping.
         for (page, from) in (page..).zip(from) {
             let at = space.address(page);
             match self.door.copy_in(at, std::slice::from_ref(from), guard != 0) {
@@ -249,9 +250,9 @@ impl Inner {
         }
     }
 
-    /// `GUARDED` if a page that comes in to be read should be so: it is on the backing, and to
-    /// store it again, unchanged, would take a write there. In a fork's parent it would be shared,
-    /// and could not be moved until it was written.
+    /// `GUARDED` if a page that comes in to be read should be guarded: it is on the backing, and
+    /// storing it again, unchanged, would write there. In a fork's parent the guarded page would be
+    /// shared, and could not be moved until it was written.
     fn guard(&self, space: &Space, page: u32, (word, stale): (Word, u32)) -> u32 {
         let is_read = word.kind() == Kind::Stored && stale == 0;
         let guards =
@@ -272,8 +273,8 @@ impl Inner {
         }
         lane.count(Count::FaultsUntouched, 1);
         let at = space.address(page);
-        // A fork does not copy a mapping in which there is nothing but the kernel's page of zeros:
-        // the child would find none, where by its word there is one.
+        // A fork does not copy a mapping that has only the kernel's page of zeros: the child would
+        // find no page, but its word would say that there is one.
         let is_inherited = self.on_fork == OnFork::Whole;
         if !self.door.let_zeros_in(at..at + PAGE_BYTES, stale != 0 || is_inherited) {
             self.copy_in(space, page, std::slice::from_ref(&ZEROS), 0);
@@ -281,7 +282,8 @@ impl Inner {
         space.put(page, FILLED, Word::RESIDENT.with(Word::USED));
     }
 
-    /// Brings a window of pages in at once; how many it became. 0: there is nothing to gain.
+    /// Brings a window of pages in together; returns their number. 0: one page at a time is as
+    /// good.
     pub(crate) fn fill_many(
         &self,
         lane: &mut Lane,
@@ -292,7 +294,7 @@ impl Inner {
     ) -> usize {
         let window = lane.window(most, |pages| self.budget.try_charge(pages));
         let Some((at, most)) = window else { return 0 };
-        // Each page that is copied in is charged; the first is, by the lane's credit.
+        // Each page that is copied in is charged; the lane's credit has the first one.
         lane.credit += self.budget.charge_some(most as i64 - lane.credit);
         let most = most.min(lane.credit as usize);
         let is_same = |other: Word| other.kind() == word.kind();
@@ -319,9 +321,9 @@ impl Inner {
             Kind::Stored => (LOADED, is.with(Word::KEPT | stale | guard)),
             _ => (FILLED, is),
         };
-        // None of them is known to be used again, not even the requested one. If it were kept when
-        // the others are evicted, the next pass in order would find it in between, and windows
-        // would be of two pages.
+        // No page counts as used again, not even the requested one. If it stayed when the others
+        // are evicted, the next pass in order would find it in between, and windows would be of two
+        // pages.
         taken.for_each(|page| space.put(page, by, is));
         if word.kind() != Kind::Stored {
             lane.count(Count::FaultsUntouched, 1);
@@ -397,9 +399,9 @@ impl Inner {
     }
 }
 
-/// Makes neighbours `Busy` of a page that we have made so: up to `most` in all, in one direction,
-/// as long as `may` allows their words. `seen` gets each word with the distance. All that are ours
-/// now.
+/// Makes neighbours of a page `Busy` that we have made `Busy`: up to `most` in all, in one
+/// direction, as long as `may` allows their words. `seen` gets each word with the distance. Returns
+/// all pages that are ours now.
 fn take_neighbours(
     space: &Space,
     page: u32,
@@ -429,7 +431,7 @@ pub(crate) fn is_busy(error: &io::Error) -> bool {
 /// Writes a line to standard error. Allocates nothing, and cuts a text that is too long.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], len: 0 };
-    // Neither an error of the line, which is cut off, nor of the writing leaves anyone to tell.
+    // An error of the line means that it was cut. An error of the write leaves nobody to tell.
     let _ = writeln!(line, "uzswap: {text}");
     let _ = rustix::io::write(rustix::stdio::stderr(), &line.bytes[..line.len]);
 }
@@ -474,7 +476,7 @@ impl fmt::Display for Unread<'_> {
     }
 }
 
-/// An error by its number: its text would be allocated.
+/// An error by its number: the text would be allocated.
 pub(crate) struct ErrorNumber<'a>(pub(crate) &'a io::Error);
 
 impl fmt::Display for ErrorNumber<'_> {
@@ -486,7 +488,7 @@ impl fmt::Display for ErrorNumber<'_> {
     }
 }
 
-/// A line that is written at once.
+/// A line that is written by one call.
 struct Line {
     bytes: [u8; 512],
     len: usize,

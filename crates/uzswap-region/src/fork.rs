@@ -1,13 +1,13 @@
-//! Processes forked from one with regions.
+//! Processes that are forked from one with regions.
 //!
-//! A child must not read zeros where its parent has data. With [`OnFork::Absent`] it inherits
-//! nothing, and gets SIGSEGV where it touches a region, with a message that says why. With
+//! A child must not read zeros where its parent has data. With [`OnFork::Absent`] the child
+//! inherits nothing: if it touches a region, it gets SIGSEGV and a message with the reason. With
 //! [`OnFork::PrivateCopy`] it has ordinary memory there ([`crate::copy`]), or the same signal if no
 //! copy could be made. Its copies of our handles do nothing.
 //!
 //! While a fork with copies is under way, pages are not evicted and regions neither come nor go: a
 //! thread that does such things holds [`steady::steady`]. Faults are served, and may exceed the
-//! budget meanwhile, so that no thread waits that the fork may be waiting for.
+//! budget meanwhile: no thread then waits on which the fork may depend.
 
 use crate::copy::{Copy, FOLDER};
 use crate::core::Inner;
@@ -28,7 +28,7 @@ use uzswap_sys::{fault_signals, process};
 /// Pagers whose regions are copied. Locked before [`steady`].
 static COPIED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// In a child: why it has no copy, as an error number, or 0.
+/// In a child: the reason why it has no copy, as an error number, or 0.
 static WHY: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {
@@ -43,7 +43,7 @@ struct ForkLocks {
     copy: io::Result<Option<Copy>>,
 }
 
-/// Has children know that they are.
+/// Registers our handlers of forks.
 pub(crate) fn watch() -> io::Result<()> {
     static WATCH: Once = Once::new();
     let mut result = Ok(());
@@ -51,7 +51,7 @@ pub(crate) fn watch() -> io::Result<()> {
     result
 }
 
-/// Has children get copies of a pager's regions.
+/// Makes children get copies of a pager's regions.
 pub(crate) fn copy_regions_of(pager: &Arc<Inner>) {
     let mut copied = COPIED.lock().unwrap_or_else(PoisonError::into_inner);
     copied.retain(|pager| pager.strong_count() > 0);
@@ -68,7 +68,7 @@ extern "C" fn before() {
     if pagers.is_empty() {
         return;
     }
-    // A holder of `steady` may wait for faults, and those for room that reclaim would make.
+    // A holder of `steady` may wait for faults, and faults for room that reclaim would make.
     pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
     let steady = steady::unsteady();
     let copy = Copy::make(&pagers);
@@ -101,12 +101,12 @@ impl ForkLocks {
     }
 }
 
-/// Runs in the child before `fork` returns: allocates nothing, and takes no lock but those that its
-/// thread holds already.
+/// Runs in the child before `fork` returns: allocates nothing, and takes only locks that its thread
+/// holds already.
 extern "C" fn in_child() {
     steady::forked();
     fault_signals::forked();
-    // Without the handler there is no message; the child dies all the same.
+    // Without the handler there is no message, but the child dies all the same.
     let _ = fault_signals::on_segv(say_why);
     let Some(ForkLocks { copied, steady, pagers, copy }) = take_held() else {
         return WHY.store(Errno::CANCELED.raw_os_error(), Relaxed);
@@ -117,7 +117,7 @@ extern "C" fn in_child() {
         Err(error) => Err(number(error)),
     };
     WHY.store(placed.err().unwrap_or(0), Relaxed);
-    // The pagers are the parent's; nothing of them is taken apart here.
+    // The pagers are the parent's: nothing of them is dropped here.
     mem::forget((pagers, copy));
     drop((steady, copied));
 }
@@ -136,7 +136,7 @@ fn say_why(fault: Fault) -> bool {
             "this process is a fork and touched a region of its parent, which it does not inherit; \
              start it anew (spawn), copy what it needs before the fork, or have regions copied"
         )),
-        // It was unmapped: an error of the program's own.
+        // The region was unmapped: an error of the program's own.
         (OnFork::PrivateCopy, 0) | (OnFork::Whole, _) => {}
         (OnFork::PrivateCopy, why) => say(format_args!(
             "this process is a fork and touched a region of its parent, which could not be copied: \

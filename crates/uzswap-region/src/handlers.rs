@@ -3,7 +3,7 @@
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 
-/// Threads that serve messages, at most: they share one queue in the kernel.
+/// The most threads that serve messages: they share one queue in the kernel.
 pub(crate) const HANDLERS_MAX: usize = 8;
 
 /// See the module.
@@ -13,20 +13,19 @@ pub(crate) struct Handlers {
     begun: AtomicUsize,
 }
 
-/// How often a handler thread began to serve a fault and how often it was done: odd while it serves
-/// one.
+/// Counts how often a handler thread began and ended serving a fault: odd while it serves one.
 #[derive(Default)]
 pub(crate) struct Turns(AtomicU64);
 
 impl Handlers {
-    /// Those of a thread that begins. A thread that had them before has ended.
+    /// The count of a thread that begins. The thread that had it before has ended.
     pub(crate) fn next(&self) -> &Turns {
         &self.turns[self.begun.fetch_add(1, Relaxed) % HANDLERS_MAX]
     }
 
-    /// Waits until no handler thread serves a fault that it began to before. A thread that waited
-    /// for a page may go on before its own message is served, when another thread has brought the
-    /// page in. Then it may unmap the region.
+    /// Waits until all faults that handler threads are serving now are done. A thread that waits
+    /// for a page may go on before its own message is served, because another thread has brought
+    /// the page in. It may then unmap the region.
     pub(crate) fn wait(&self) {
         fence(SeqCst);
         for Turns(turns) in self.turns.iter().map(|turns| &**turns) {
@@ -41,7 +40,7 @@ impl Handlers {
 impl Turns {
     /// Serves a fault.
     pub(crate) fn serve<R>(&self, serve: impl FnOnce() -> R) -> R {
-        // Ordered before the look for the region: see [`Handlers::wait`].
+        // Ordered before the search for the region: see [`Handlers::wait`].
         self.0.fetch_add(1, Relaxed);
         fence(SeqCst);
         let result = serve();

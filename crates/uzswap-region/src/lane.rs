@@ -78,7 +78,7 @@ impl Lane {
         }
     }
 
-    /// Gives up the pages that it has charged for later, and returns their number.
+    /// Gives up the pages that this lane has charged for later, and returns their number.
     fn take_charged(&mut self) -> i64 {
         self.window = None;
         std::mem::take(&mut self.credit) + std::mem::take(&mut self.window_pages) as i64
@@ -104,7 +104,8 @@ impl Lane {
     }
 
     /// The address of a buffer for up to `pages` pages, and the number of pages that it has room
-    /// for. `charge` is asked for those that it lacks. `None` if there is room for one at most.
+    /// for. `charge` is asked for the pages that the lane lacks. `None` if there is room for one
+    /// page at most.
     pub(crate) fn window(
         &mut self,
         pages: usize,
@@ -169,7 +170,7 @@ impl Lanes {
     }
 
     /// Takes the pages that free lanes have charged for later, and returns their number. Each CPU
-    /// has some, so they are much of a small budget where there are many CPUs.
+    /// has some, so with many CPUs they are much of a small budget.
     pub(crate) fn take_charged(&self) -> i64 {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_charged()).sum()
@@ -182,7 +183,7 @@ impl Lanes {
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_unused()).sum()
     }
 
-    /// Locks all lanes, so that no other thread has one.
+    /// Locks all lanes.
     pub(crate) fn all(&self) -> Vec<MutexGuard<'_, Lane>> {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()

@@ -11,13 +11,14 @@ pub enum OnFork {
     #[default]
     Absent,
     /// A copy of its own, as of any memory: neither process sees the writes of the other. Calls on
-    /// its handles fail in the child, but for those that unmap; it may make pagers of its own.
+    /// its handles fail in the child, except those that unmap; the child may make pagers of its
+    /// own.
     ///
     /// Each `fork` makes the copy, uncompressed, as a file without a name in `/var/tmp` that the
-    /// child maps. It is beyond any budget, but the kernel need not hold it in memory. `fork` takes
-    /// as long as decoding all pages and writing them to a file. If it cannot be made, the child
-    /// has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
-    /// [`std::process::Command`] without `pre_exec`) makes none.
+    /// child maps. The copy is beyond any budget, but the kernel need not keep it in memory. `fork`
+    /// takes as long as decoding all pages and writing them to a file. If the copy cannot be made,
+    /// the child has nothing, as above. Starting another program (`posix_spawn`, `vfork`, and so
+    /// [`std::process::Command`] without `pre_exec`) makes no copy.
     ///
     /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
     /// and faults may exceed the budget.

@@ -56,8 +56,8 @@ impl Pager {
         self.inner().budget.bytes()
     }
 
-    /// The least budget with which threads can go on, bytes: the empty cache, a section of its
-    /// pool, the pages that cannot leave at present, and a few that come and go.
+    /// The least budget with which threads can go on, bytes. It has the empty cache, a section of
+    /// its pool, the pages that cannot leave at present, and a few that come and go.
     pub fn least_memory(&self) -> u64 {
         self.inner().least_bytes()
     }

@@ -1,4 +1,4 @@
-//! Taking pages out: off the faulting threads, ahead of need.
+//! Taking pages out, in threads that do not fault, ahead of need.
 //!
 //! ```text
 //! the hand goes round the resident pages: its tenure is over? → a victim : it stays
@@ -6,13 +6,13 @@
 //! the oldest batch → stored in the cache → the memory of its frames given back
 //! ```
 //! A page that is staged and touched again comes back without a codec and counts as used. A page
-//! whose copy in the cache is still the same is not compressed again: it was guarded, or the cache
-//! compares.
+//! whose copy in the cache is still the same is not compressed again: the page was guarded, or the
+//! cache compares.
 //!
 //! Between the move and the store nothing can be lost: the page is in its frame, and its word says
-//! so. `EBUSY` of a move means that something else refers to the page, such as a transfer by a
-//! device that is still going on; it stays. A page that is found absent was taken away by somebody
-//! else, and ends the process.
+//! so. `EBUSY` from a move means that something else refers to the page, such as a device that is
+//! still transferring. The page stays. If a page is absent, other code has taken it away, and the
+//! process ends.
 
 use crate::core::Inner;
 use crate::core::space::{Space, Taken};
@@ -33,18 +33,18 @@ use uzswap_trace::Log;
 /// can leave.
 const IDLE_MAX: usize = 64;
 
-/// Batches refused by the cache in a row, after which it is said to be full.
+/// Consecutive batches refused by the cache, after which the cache counts as full.
 const REFUSALS: usize = 4;
 
-/// Batches after which the cache is maintained, where reclaim does not end.
+/// Batches after which the cache is maintained, if reclaim goes on.
 const MAINTAIN_EVERY: u32 = 64;
-/// The part of the budget that the pool may have without using it, before it is compacted.
+/// The part of the budget that the pool may leave unused before it is compacted.
 const SPARE_PART: u64 = 128;
 
-/// Units made at once where memory is short: some 12 ms.
+/// Units that are made together when memory is short: some 12 ms.
 const UNITS_AT_ONCE: usize = 16;
 
-/// Rounds of the hand after which every page that may leave has been found.
+/// Rounds of the hand that find every page that may leave.
 const ROUNDS: usize = 6;
 /// Rounds after which a few pages are enough.
 const ROUNDS_FOR_ALL: usize = 2;
@@ -58,14 +58,14 @@ impl Inner {
             self.reclaim();
             self.budget.bell().wait();
         }
-        // One thread takes a ring; the next one is to end too.
+        // One thread takes a ring; the next thread must end, too.
         self.budget.ring();
     }
 
     /// Takes pages out until there is room.
     fn reclaim(&self) {
         self.maintain();
-        // Batches in a row from which no page was taken.
+        // Consecutive batches from which no page was stored.
         let mut refused = 0;
         let mut idle = 0;
         for turn in 1u32.. {
@@ -82,7 +82,7 @@ impl Inner {
                 if turn > 1 {
                     self.budget.set_moving();
                 }
-                // The cache may have become smaller, and those who wait were not told.
+                // The cache may have become smaller, and waiting threads were not told.
                 return self.budget.changed();
             }
             let is_idle = self.take_out(&mut idle, &mut refused);
@@ -91,8 +91,8 @@ impl Inner {
                 continue;
             }
             if is_idle || refused >= REFUSALS {
-                // All is pinned, or the pool is full: threads that wait learn that there will be no
-                // room.
+                // All pages are pinned, or the pool is full: waiting threads learn that there will
+                // be no room.
                 self.budget.lend_ahead();
                 if self.budget.room() <= 0 {
                     self.budget.give_back(self.lanes.take_charged());
@@ -108,7 +108,7 @@ impl Inner {
         }
     }
 
-    /// Takes victims out; whether there is nothing to do. Counts the times in a row that no page
+    /// Takes victims out; true if there is nothing to do. Counts the consecutive times that no page
     /// could be taken, and that none was stored.
     fn take_out(&self, idle: &mut usize, refused: &mut usize) -> bool {
         self.door.tend();
@@ -116,7 +116,7 @@ impl Inner {
         let batch = self.hole();
         let found = self.victims();
         let is_dry = found.is_empty();
-        // A page that cannot be moved (the program may not write it) is of no use.
+        // A page that cannot be moved (the program may not write to it) is no victim.
         let taken = self.stage(found, batch);
         *idle = if taken == 0 { *idle + 1 } else { 0 };
         let is_dry = *idle > IDLE_MAX || is_dry;
@@ -130,9 +130,9 @@ impl Inner {
     }
 
     /// The work of a thread that finds no room, beside the reclaim threads: on a busy machine it
-    /// gets the CPU before they do. It has made a page `Busy` that is neither in the region nor
-    /// staged, and no thread that this one needs waits for the page. `false`: it won nothing, and
-    /// had better wait.
+    /// gets the CPU before they do. The thread has made a page `Busy` that is neither in the region
+    /// nor staged, and no thread that this one needs waits for that page. `false`: it won nothing,
+    /// and should wait.
     pub(crate) fn reclaim_here(&self) -> bool {
         if self.budget.is_suspended() {
             return false;
@@ -154,16 +154,16 @@ impl Inner {
         stored > 0
     }
 
-    /// Does the cache's work that needs a thread. A child has a copy of the cache's locks: so not
-    /// while the process forks.
+    /// Does the cache's work that needs a thread, not while the process forks: a child has a copy
+    /// of the cache's locks.
     fn maintain(&self) {
         let _steady = self.steady();
-        // An error: a CPU that came does without the resources of others, and is tried again.
+        // An error: a new CPU shares the resources of others, and is tried again.
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
         // `tend` meets its errors again.
         let _ = self.cache.maintain();
         self.budget.give_back(self.lanes.take_unused());
-        // Pages are a better use of memory that the pool took and does not need.
+        // Memory that the pool took and does not need is better used for pages.
         let spare = self.cache.statistic("pool_reserve_size").unwrap_or(0);
         if spare > self.budget.bytes() / SPARE_PART {
             self.cache.give_sections_back();
@@ -171,7 +171,7 @@ impl Inner {
         }
     }
 
-    /// Has the cache write back and give memory back where there is no room and nothing is left to
+    /// Makes the cache write back and give memory back, if there is no room and nothing is left to
     /// take out: after the budget became smaller. True if that made room.
     fn shrink_cache(&self) -> bool {
         let before = self.budget.room();
@@ -183,7 +183,7 @@ impl Inner {
         let missing = (2 * self.budget.margin().max(1) - before) as usize;
         self.cache.shrink(missing * PAGE_BYTES);
         if self.cache.pool_bytes() as u64 > self.budget.bytes() / 2 {
-            // The oldest pages become smaller yet, and slower to bring in.
+            // The oldest pages become smaller still, and slower to bring in.
             self.cache.recompress(UNITS_AT_ONCE);
         }
         self.cache.give_sections_back();
@@ -196,14 +196,14 @@ impl Inner {
         (self.budget.limit().max(0) as usize / 32 / BATCH).min(self.staging_batches() / 2)
     }
 
-    /// Has the cache prepare memory for stores, and counts its size.
+    /// Lets the cache prepare memory for stores, and counts its size.
     pub(crate) fn tend(&self) {
-        // Without memory for the reserve, stores go on while it lasts, and are rejected then.
+        // Without memory for a new reserve, stores use up the present one, and are then rejected.
         let _ = self.cache.prepare();
         self.account();
     }
 
-    /// Up to 64 pages whose time is over.
+    /// Up to 64 pages whose tenure is over.
     fn victims(&self) -> Vec<Taken> {
         let capacity = self.capacity();
         let unchanged = self.cache.statistic("stores_unchanged").unwrap_or(0);
@@ -261,13 +261,13 @@ impl Inner {
                         space.put(page, PASSED, left.with_passes(passes));
                     }
                 } else if stays != word {
-                    // If it changed meanwhile, it was used.
+                    // If the word changed meanwhile, the page was used.
                     space.change(page, PASSED, word, stays);
                 }
                 None
             }
             Verdict::Leaves if !self.door.may_leave(space, page) => None,
-            // It leaves for nothing with a copy that is out of date.
+            // Dropping a copy that is out of date costs nothing.
             Verdict::Leaves if word.has(Word::KEPT | Word::STALE) => {
                 self.drop_copy(space, page, word)
             }
@@ -296,16 +296,16 @@ impl Inner {
         }
     }
 
-    /// True if a page has a copy that is not worth its room. It is out of date, or the cache has
-    /// more than half of the memory, or another page in that room saves more. The copy of a guarded
-    /// page is on the backing, most likely, and dropping it wins no memory.
+    /// True if a page's copy is not worth its room. The copy is out of date, or the cache has more
+    /// than half of the memory, or another page in that room saves more. The copy of a guarded page
+    /// is most likely on the backing, and dropping it wins no memory.
     fn drops_copy(&self, word: Word, keeps: [bool; LEVELS]) -> bool {
         let may = word.kind() == Kind::Resident && word.has(Word::KEPT) && !word.has(Word::GUARDED);
         let is_short = || self.cache.memory_bytes() as u64 > self.budget.bytes() / 2;
         may && (word.has(Word::STALE) || is_short() || !keeps[usize::from(word.level())])
     }
 
-    /// Makes a page `Busy` and drops the cache's copy of it; its word without that.
+    /// Makes a page `Busy` and drops the cache's copy of it; returns its word without the copy.
     fn drop_copy(&self, space: &Space, page: u32, word: Word) -> Option<Word> {
         space.take(page, word).then(|| {
             self.cache.invalidate(space.key(page));
@@ -313,13 +313,13 @@ impl Inner {
         })
     }
 
-    /// Pages that there may be at once.
+    /// Pages that there may be at the same time.
     pub(crate) fn capacity(&self) -> u64 {
         self.budget.limit().max(0) as u64
     }
 
-    /// A batch for victims. It may have to wait for pages of others, so we have made none `Busy`
-    /// yet: the holders of those may wait for ours.
+    /// Returns a batch for victims. This may wait for other threads' pages, so we have no page
+    /// `Busy` yet: those threads may wait for ours.
     fn hole(&self) -> u32 {
         loop {
             match self.staging.take_hole() {
@@ -327,13 +327,14 @@ impl Inner {
                 None if self.staging.queued() > 0 => {
                     self.store_oldest();
                 }
-                // All are in the hands of other threads, which will give them back.
+                // Other threads have all batches, and will give them back.
                 None => std::thread::yield_now(),
             }
         }
     }
 
-    /// Moves victims to a batch of the staging area and queues it; how many it moved.
+    /// Moves victims to a batch of the staging area and queues the batch; returns the number of
+    /// moved pages.
     fn stage(&self, victims: Vec<Taken>, batch: u32) -> usize {
         let mut taken = 0;
         let mut left = &victims[..];
@@ -351,7 +352,8 @@ impl Inner {
         taken
     }
 
-    /// Moves the first of these pages to frames: how many it moved, and how many it is done with.
+    /// Moves the first of these pages to frames. Returns the number of moved pages, and of those
+    /// that need no further try.
     fn move_out(&self, victims: &[Taken], frame: usize) -> (usize, usize) {
         let (moved, is_whole) = self.door.move_out(self, victims, frame);
         for (at, victim) in victims[..moved].iter().enumerate() {
@@ -363,15 +365,15 @@ impl Inner {
         (moved, moved + 1)
     }
 
-    /// Stores the pages of the batch queued longest; how many are out now.
+    /// Stores the pages of the batch queued longest; returns the number of pages that are out now.
     pub(crate) fn store_oldest(&self) -> usize {
         let Some(number) = self.staging.take_oldest() else { return 0 };
         let batch = self.staging.batch(number);
         let (mut stored, mut compared) = (0, 0);
         let mut near: Option<Arc<Space>> = None;
         for at in 0..BATCH {
-            // A thread that takes a page back keeps its word `Busy` until the page is gone from the
-            // frame.
+            // A thread that takes a page back keeps the page's word `Busy` until the page is gone
+            // from the frame.
             while let Some((region, page)) = batch.owner(at) {
                 if near.as_ref().is_none_or(|space| space.id != region) {
                     near = self.regions().get(&region).cloned();
@@ -398,8 +400,8 @@ impl Inner {
         stored
     }
 
-    /// Stores a page that is in a frame, its word `Busy`, unless nobody could write it since it was
-    /// loaded; or moves it back if it is not taken.
+    /// Stores a page in a frame whose word is `Busy`. A guarded page needs no store: it is
+    /// unchanged since it was loaded. If the cache refuses a page, moves it back.
     fn store(&self, space: &Space, page: u32, frame: usize, was: Word) -> bool {
         if was.has(Word::GUARDED) || self.keep(space, page, self.staging.page(frame)) {
             self.note_left(space, page, was);
@@ -422,7 +424,8 @@ impl Inner {
         store == Store::Stored || self.cache.store_through(key, content) == Store::Stored
     }
 
-    /// Takes the pages of a range out now, and stores them. Error: there is no room for all.
+    /// Takes the resident pages of a range out now, and stores them. Error: there is no room for
+    /// all.
     pub(crate) fn page_out(&self, space: &Arc<Space>, pages: Range<u32>) -> Result<(), Error> {
         let _blocked = Blocked::all();
         uzswap_engine::compress::prepare_thread();
@@ -438,7 +441,7 @@ impl Inner {
         self.drain()
     }
 
-    /// Makes the next pages `Busy` that are there and not pinned, 64 at most.
+    /// Makes the next pages `Busy` that are resident and not pinned, 64 at most.
     pub(crate) fn take_resident(&self, space: &Arc<Space>, pages: &mut Range<u32>) -> Vec<Taken> {
         let mut taken = Vec::with_capacity(BATCH);
         while taken.len() < BATCH
@@ -474,8 +477,8 @@ impl Inner {
         let _steady = self.steady();
         let mut at = pages.start;
         while let Some(first) = space.next_touched(at).filter(|page| *page < pages.end) {
-            // Neighbours together: one call of the kernel for up to 64. Only the first is waited
-            // for: the holders of the others may wait for it.
+            // Neighbours together: one call for up to 64 pages. Only the first page is waited for:
+            // threads that have the others may wait for it.
             let mut words = vec![space.acquire(first)];
             let free = (first + 1..pages.end).take(BATCH - 1).map_while(|page| {
                 let word = space.load(page);
@@ -496,7 +499,7 @@ impl Inner {
                 let is_resident = was.kind() == Kind::Resident;
                 if is_resident && was.pins() > 0 {
                     let at = space.address(page);
-                    // A pinned page stays there; an error would mean that it is.
+                    // A pinned page stays; an error would mean that it is there.
                     let _ = self.uffd().zero(at..at + PAGE_BYTES);
                     let held = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
                     space.put(page, DROPPED, held);

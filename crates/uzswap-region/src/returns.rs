@@ -1,8 +1,8 @@
-//! Pages that left, and those of them that came back: the observations of the order.
+//! Counts pages that left, and those of them that came back: the observations of the order.
 //!
 //! A page that leaves notes the moment in its word, as a count of pages that left. So a fault knows
-//! how many others left meanwhile. It counts for its own processor: faults share no line here but
-//! that of the moment, which reclaim writes once for 64 pages.
+//! how many other pages left meanwhile. The fault counts for its own processor: faults share only
+//! the cache line of the moment, which reclaim writes once for 64 pages.
 
 use crate::page::word::{MOMENTS, Word};
 use crossbeam_utils::CachePadded;
@@ -16,7 +16,7 @@ const MOMENT: u64 = 16;
 /// See the module.
 pub(crate) struct Returns {
     departed: CachePadded<AtomicU64>,
-    /// Pages that left with a copy which was not known to be out of date.
+    /// Pages that left with a copy that was not known to be out of date.
     compared: AtomicU64,
     /// By processor and level.
     returned: Box<[CachePadded<[AtomicU64; LEVELS]>]>,
@@ -32,14 +32,14 @@ impl Returns {
         }
     }
 
-    /// The word of a page that leaves now, and was in a frame with this one. Of a page that came
-    /// beside others nothing was decided, and nothing is learnt.
+    /// The word of a page that leaves now, and that had this word in its frame. A page that came
+    /// beside others was not judged, so nothing is learnt of it.
     pub(crate) fn departs(&self, was: Word) -> Word {
         if !was.has(Word::USED) {
             return Word::STORED;
         }
         let moment = self.departed.load(Relaxed) / MOMENT % MOMENTS;
-        // 0 is no moment.
+        // 0 means no moment.
         Word::stored(was.level(), (moment as u32).max(1))
     }
 
@@ -75,7 +75,7 @@ impl Returns {
         here[usize::from(level)].fetch_add(1, Relaxed);
     }
 
-    /// All of them until now; `unchanged` pages were found equal to their copies.
+    /// All returns until now; `unchanged` pages were found equal to their copies.
     pub(crate) fn seen(&self, unchanged: u64) -> Seen {
         let mut returned = [0; LEVELS];
         for here in &self.returned {

@@ -1,4 +1,4 @@
-//! Where pages are on their way out: uncompressed, in batches of 64 frames.
+//! Pages on their way out: uncompressed, in batches of 64 frames.
 //!
 //! ```text
 //! hole ──(64 pages are moved in)──> queued ──(stored, oldest first; frames given back)──> hole
@@ -6,13 +6,14 @@
 //! A page that is touched while its batch is queued is moved back, without a codec.
 //!
 //! A frame's memory is never used for another page. A page that was moved in is the program's own
-//! page of memory. A pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer to it: the
-//! kernel moves it all the same, and would deliver later writes to it. Once it is given back, those
-//! that refer to it keep its content.
+//! page of memory. A pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer to that memory:
+//! the kernel moves the page all the same, and the pipe would deliver later writes to it. Once the
+//! memory is given back, a pipe or socket that refers to it keeps its content.
 //!
-//! The area is registered, as the target of moves must be; no thread of ours ever touches an absent
-//! frame. Others may: a program that locks all of its memory (`mlockall`) has the kernel bring all
-//! in. So its descriptor is one whose faults are signals, which are an error there.
+//! The area is registered, as the target of moves must be; no thread of ours touches an absent
+//! frame. Other code may: a program that locks all of its memory (`mlockall`) makes the kernel
+//! bring all frames in. So the area's descriptor delivers faults as signals, which are an error
+//! inside the kernel.
 
 #![expect(
     unsafe_code,
@@ -30,7 +31,7 @@ use uzswap_sys::uffd::{Delivery, Uffd};
 /// Frames of a batch, which is as large as the largest window.
 pub(crate) const BATCH: usize = uzswap_policy::ahead::WINDOW_MAX;
 
-/// Owner of a frame in which no page is: no region has this number.
+/// Owner of a frame without a page: no region has this number.
 const NOBODY: u64 = u64::MAX;
 
 fn owner_of((region, page): (u32, u32)) -> u64 {
@@ -39,7 +40,7 @@ fn owner_of((region, page): (u32, u32)) -> u64 {
 
 /// See the module.
 pub(crate) struct Staging {
-    /// Moves pages to it; `None` where they are copied.
+    /// Moves pages to the area; `None` where they are copied.
     uffd: Option<Uffd>,
     memory: Mapping,
     batches: Box<[Batch]>,
@@ -51,8 +52,8 @@ struct Lists {
     queued: VecDeque<u32>,
 }
 
-/// A batch's frames: which of them have memory, and whose it is. Written by the thread that has the
-/// batch; a thread that takes a page back clears the page's bit.
+/// A batch's frames: those that have memory, and their owners. The thread that has the batch writes
+/// both; a thread that takes a page back clears the page's bit.
 pub(crate) struct Batch {
     present: AtomicU64,
     owners: [AtomicU64; BATCH],
@@ -73,7 +74,7 @@ impl Batch {
 }
 
 impl Staging {
-    /// An area of `batches` batches; by userfaultfd pages can be moved to it.
+    /// An area of `batches` batches, to which userfaultfd can move pages if `by_userfaultfd`.
     pub(crate) fn new(batches: usize, by_userfaultfd: bool) -> io::Result<Self> {
         let memory = Mapping::for_pages(batches.max(1) * BATCH * PAGE_BYTES, PAGE_BYTES)?;
         let base = memory.as_ptr() as usize;
@@ -93,12 +94,12 @@ impl Staging {
         Ok(Self { uffd, memory, batches, lists: Mutex::new(lists) })
     }
 
-    /// Has a process that is forked inherit the frames.
+    /// Makes forked processes inherit the frames.
     pub(crate) fn set_inherited(&self) -> io::Result<()> {
         self.memory.set_inherited(0, self.memory.len(), true)
     }
 
-    /// In such a process: the frames are served by a descriptor of its own.
+    /// In a forked child: serves the frames by a descriptor of its own.
     pub(crate) fn renew(&self) -> io::Result<()> {
         let Some(uffd) = &self.uffd else { return Ok(()) };
         uffd.renew()?;
@@ -111,7 +112,7 @@ impl Staging {
         self.uffd.as_ref().map(Uffd::descriptors).unwrap_or_default()
     }
 
-    /// The descriptor that moves pages to it.
+    /// The descriptor that moves pages to the area.
     pub(crate) fn uffd(&self) -> &Uffd {
         self.uffd.as_ref().expect("only the userfaultfd door asks for it")
     }
@@ -167,8 +168,8 @@ impl Staging {
         self.lists().holes.push(number);
     }
 
-    /// Gives a batch back whose pages are all stored, taken back or copied, and the memory of its
-    /// frames; how many pages that was.
+    /// Gives a batch back whose pages are all stored, taken back or copied, and frees the memory of
+    /// its frames. Returns the number of those pages.
     pub(crate) fn give_back(&self, number: u32) -> i64 {
         let present = self.batch(number).present();
         if present != 0 {
@@ -194,8 +195,8 @@ impl Staging {
         batch.present.fetch_or(1 << (frame % BATCH), Release);
     }
 
-    /// Notes that a page which was in a frame is elsewhere, and the frame's memory still here. The
-    /// batch of a region that is being unmapped may be in use for others by now: then nothing is
+    /// Notes that a page which was in a frame is elsewhere, while the frame's memory is still here.
+    /// The batch of a region that is being unmapped may have other pages by now: then nothing is
     /// changed.
     pub(crate) fn disown(&self, frame: usize, page: (u32, u32)) {
         let owner = &self.batches[frame / BATCH].owners[frame % BATCH];
@@ -207,7 +208,7 @@ impl Staging {
         self.batches[frame / BATCH].present.fetch_and(!(1 << (frame % BATCH)), Release);
     }
 
-    /// Frames of a batch that the caller has in hand, to copy pages to.
+    /// Frames of a batch that the caller has, to copy pages to.
     #[expect(clippy::mut_from_ref, reason = "only one thread has a batch in hand")]
     pub(crate) fn frames_mut(&self, frame: usize, count: usize) -> &mut [Page] {
         assert!(frame + count <= self.batches.len() * BATCH);
@@ -216,7 +217,7 @@ impl Staging {
         unsafe { std::slice::from_raw_parts_mut(self.address(frame) as *mut Page, count) }
     }
 
-    /// The page in a frame that the caller has in hand: its word is `Busy`, made so by the caller.
+    /// The page in a frame: the caller has made its word `Busy`.
     pub(crate) fn page(&self, frame: usize) -> &Page {
         assert!(frame < self.batches.len() * BATCH);
         // SAFETY: inside the area; the frame is present, as the word said, and nobody else changes

@@ -1,5 +1,5 @@
-//! Forks, as the rest of a pager knows them: which process this is, and the lock that keeps a pager
-//! as it is while the process forks ([`crate::fork`], [`crate::inherit`]).
+//! Forks, as the rest of a pager knows them: the generation of this process, and the lock that
+//! keeps a pager as it is while the process forks ([`crate::fork`], [`crate::inherit`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -7,15 +7,15 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// How many forks away this process is from the first that used a pager.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Written while this process is forked.
+/// Locked for writing while this process is forked.
 static STEADY: RwLock<()> = RwLock::new(());
 
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
-/// The fork that made this process was counted right after the system call. Handlers of
-/// `pthread_atfork` come later, and the program's before ours: they may use memory.
+/// The fork that made this process was counted right after the system call. The handlers of
+/// `pthread_atfork` come later, and the program's before ours may use memory.
 static IS_COUNTED: AtomicBool = AtomicBool::new(false);
 
 /// Handlers are about to run before a fork.
@@ -36,8 +36,8 @@ pub(crate) fn forked() {
     }
 }
 
-/// Held while pages of a pager go out whose regions are copied, or its regions change. Its holder
-/// waits only for threads that serve faults, and others that hold it.
+/// Held while a pager whose regions are copied takes pages out, or its regions change. Its holder
+/// waits only for threads that serve faults, and for other holders.
 pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
     STEADY.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -47,7 +47,7 @@ pub(crate) fn try_steady() -> Option<RwLockReadGuard<'static, ()>> {
     STEADY.try_read().ok()
 }
 
-/// Waits until nobody holds [`steady`], and keeps others from it.
+/// Waits until no thread holds [`steady`], and keeps all from it.
 pub(crate) fn unsteady() -> RwLockWriteGuard<'static, ()> {
     STEADY.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// True if the calling thread is one of a pager's own. An allocator that gives out memory of
-/// regions must not give it any: it may be the one that others wait for at a fault.
+/// regions must give it none: it may be the thread that others wait for at a fault.
 pub fn is_pager_thread() -> bool {
     IS_PAGERS.get()
 }
@@ -34,7 +34,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Without threads yet.
+    /// Has no threads yet.
     pub(crate) fn new(inner: Arc<Inner>) -> Self {
         Self { inner, threads: Mutex::default() }
     }
@@ -45,7 +45,7 @@ impl Handle {
 
     /// Starts the threads.
     pub(crate) fn start(&self, reclaim_threads: usize) -> io::Result<()> {
-        // Threads inherit the mask: no signal of the program's is handled in ours.
+        // Threads inherit the mask: ours handle no signal of the program's.
         let _blocked = Blocked::all();
         let start = |name: &'static CStr, run: fn(&Inner)| {
             let inner = self.inner.clone();
@@ -91,7 +91,7 @@ impl Handle {
 
     /// In a fork, which has none of its parent's threads.
     pub(crate) fn restart(&self) -> io::Result<()> {
-        // They are not waited for.
+        // The parent's threads are not waited for.
         self.threads().clear();
         self.start(1)
     }
@@ -100,7 +100,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.inner.check_process().is_err() {
-            // The threads and the memory are the parent's; its addresses may be others' here.
+            // The threads and the memory are the parent's; at its addresses there may be other
+            // memory here.
             mem::forget(self.inner.clone());
             return;
         }
@@ -123,7 +124,7 @@ impl Inner {
                 }
                 Ok(Message::Other) => {}
                 Ok(Message::Stop) => return,
-                // A thread that waits for a page would wait for ever.
+                // Otherwise a thread that waits for a page would wait for ever.
                 Err(error) => panic!("cannot read from userfaultfd: {error}"),
             }
         }

@@ -1,4 +1,4 @@
-//! A pager that records writes down each touch of a page that is not there, with the size of it.
+//! A pager that records writes down each touch of an absent page, with the page's size.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -41,7 +41,7 @@ fn each_touch_of_a_page_that_is_not_there_is_written_down() {
     let trace = trace_of(|pager| {
         let mut values: RegionVec<u64> = pager.vec_zeroed(pages * EACH).unwrap();
         base = values.as_ptr() as u64 / 4096;
-        // In order, which a pager that does not record brings in 64 pages at a time.
+        // A pager that does not record would bring in 64 pages at a time here.
         for page in 0..pages {
             for (at, value) in values[page * EACH..][..EACH].iter_mut().enumerate() {
                 *value = if page % 4 == 0 { 42 } else { (page * at) as u64 };
@@ -59,8 +59,8 @@ fn each_touch_of_a_page_that_is_not_there_is_written_down() {
     }
     assert_eq!(touches.len(), pages);
     assert!(touches.values().all(|whats| whats[0] == What::New));
-    // Of 32 MiB at most 8 are there when the second pass begins, and it brings in the rest one by
-    // one: its touches are seen, whatever their order.
+    // Of 32 MiB at most 8 are there when the second pass begins. The pass brings in the rest one by
+    // one, so its touches are seen, in any order.
     let of = |what| trace.events.iter().filter(move |event| event.what == what);
     assert!(of(What::Back).count() >= pages * 3 / 4, "{}", of(What::Back).count());
     assert!(of(What::New).all(|event| event.is_write && event.site != 0 && event.bytes == 0));
@@ -150,8 +150,9 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
         let real = runs[1];
         let simulated = simulate(Policy::ORDER, &steps.all, None, for_pages(memory), 0).faults();
         println!("{memory} bytes: {real} faults, {simulated} simulated");
-        // A trace lacks the touches of pages that were there as it was recorded. Of those, some
-        // save a staged page from leaving: the more of them, the more memory the pager has.
+        // A trace lacks the touches of pages that were there when it was recorded. Some of these
+        // touches keep a staged page from leaving: the more memory the pager has, the more of them
+        // there are.
         assert!(simulated.abs_diff(real) * 10 <= real * 3, "{real} faults, {simulated} simulated");
         sums = [sums[0] + real, sums[1] + simulated];
     }

@@ -52,7 +52,7 @@ impl Memory {
         // SAFETY: a new mapping.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, access, flags, -1, 0) };
         assert!(at != libc::MAP_FAILED);
-        // A page that is used alone would be 2 MiB. Refused where there are no huge pages.
+        // A page that is used alone would be 2 MiB. Refused without huge pages.
         // SAFETY: changes no contents.
         unsafe { libc::madvise(at, pages * PAGE, libc::MADV_NOHUGEPAGE) };
         Self { at: at as usize, pages }
@@ -83,7 +83,7 @@ impl Memory {
         }
     }
 
-    /// Has the kernel drop pages, as a program's call does.
+    /// Makes the kernel drop pages, as a program's call does.
     fn drop_pages(&self, pager: &Pager, first: usize, count: usize) {
         let start = self.at + first * PAGE;
         pager.change(start..start + count * PAGE, Change::Zeroed, || {
@@ -145,8 +145,8 @@ fn share_pages(means: Means) {
     assert!(used <= pager.memory() * 105 / 100, "{means:?}: {used}");
 }
 
-/// The budget is kept at every look but those, a few in a thousand, that read the figures while
-/// other threads write them.
+/// The budget is kept at all looks except a few in a thousand, which read the figures while other
+/// threads write them.
 fn keep_to_the_budget(pager: &Pager, end: Instant) {
     let (mut looks, mut beyond) = (0, Vec::new());
     while Instant::now() < end {
@@ -161,7 +161,7 @@ fn keep_to_the_budget(pager: &Pager, end: Instant) {
 }
 
 /// Writes, checks, drops and sends out every fourth page, which is this thread's own. It also reads
-/// pages that no thread writes, of which none may ever be seen half filled.
+/// pages that no thread writes, and must never find one half filled.
 fn use_pages(
     (own, shared): (Memory, Memory),
     pager: &Pager,
@@ -236,14 +236,14 @@ fn be_alone(means: Means) {
         versions[page] += 1;
         memory.write(page, versions[page]);
     }
-    // And in order, which a thread of the pager's reads ahead.
+    // And in order, so that a thread of the pager's reads ahead.
     for _ in 0..2 {
         (0..memory.pages).for_each(|page| memory.check(page, versions[page]));
     }
     assert!(pager.stats().get("faults").unwrap() > 5000);
 }
 
-/// Threads read pages without a pause that leave all the time.
+/// Threads read pages without a pause, and the pages leave all the time.
 #[test]
 fn a_reader_of_a_page_that_leaves_finds_it_whole() {
     by_each("a_reader_of_a_page_that_leaves_finds_it_whole", ALL, read_what_leaves);
@@ -277,7 +277,7 @@ fn read_what_leaves(means: Means) {
     });
 }
 
-/// However many pages by themselves are in, mappings do not run out; and none is used up by guards.
+/// However many single pages are in, mappings do not run out, and guards use none.
 #[test]
 fn every_second_page_of_much_memory_can_be_in() {
     by_each(
@@ -437,7 +437,7 @@ fn reserve(means: Means) {
     assert!(!pager.is_out(memory.at + (far_apart(77) + 200) * PAGE), "the kernel says so");
     (0..ALL).for_each(|i| memory.check(far_apart(i), 1));
     (0..100).for_each(|i| memory.check(far_apart(i) + 1, 0));
-    // The kernel writes to pages that were never used.
+    // The kernel may write to pages that were never used.
     let fresh = memory.at + (far_apart(5) + 1000) * PAGE;
     let held = pager.pin(fresh..fresh + 2 * PAGE).unwrap();
     assert_eq!(held.len(), 2 * PAGE);

@@ -54,7 +54,7 @@ fn four_times_the_budget_comes_back_as_it_was() {
     }
 }
 
-/// The rest of a small budget is for pages.
+/// A small pager needs little more than half of its budget: the rest is for pages.
 #[test]
 fn a_small_pager_goes_on_with_little_more_than_half_of_its_budget() {
     for mode in modes() {
@@ -88,7 +88,7 @@ fn pages_go_out_and_come_back_and_are_dropped_when_told() {
     values.advise(0..values.len(), Advice::PageOut).unwrap();
     assert_eq!(pager.stats().get("stored_pages"), Some(1024));
     assert!((0..values.len()).all(|i| values[i] == value(i)));
-    // A copy is kept, so nothing is compressed anew.
+    // A copy is kept, so nothing is compressed again.
     values.advise(0..values.len(), Advice::PageOut).unwrap();
     let unchanged = pager.stats().get("stores_unchanged").unwrap();
     assert!(unchanged > 500, "{unchanged} stores of pages that had not changed");
@@ -135,8 +135,7 @@ fn who_goes_on_in_order_is_read_ahead_of() {
     }
 }
 
-/// However often: pages that came in together are evicted together, so the next time windows are
-/// whole again.
+/// Pages that came in together are evicted together, so the next time windows are whole again.
 #[test]
 fn what_is_read_in_order_again_and_again_comes_in_many_at_a_time() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
@@ -213,7 +212,7 @@ fn what_is_only_read_is_not_written_to_the_backing_again() {
         let (pager, values) = noisy(mode);
         let count = |name: &str| pager.stats().get(name).unwrap();
         let is_whole = || (0..values.len()).all(|i| values[i] == noise(i));
-        // The pages that had not been written yet are now.
+        // Pages that had not been written yet are written now.
         assert!(is_whole());
         let (reads, loads) = (count("backing_reads"), count("loads_backing"));
         let written = count("written_back_pages");
@@ -302,8 +301,9 @@ fn wrong_use_is_refused_with_a_remedy() {
     assert!(error.to_string().contains("not the start of a region"), "{error}");
 }
 
-/// The kernel may find a page changed while it moves it (its mark *accessed* was set anew, or it is
-/// being migrated). It begins again, and then does not count its moves (docs/design/failure.md).
+/// The kernel may find a page changed while it moves the page (its mark *accessed* was set again,
+/// or the page is being migrated). The kernel begins again, and then does not count its moves
+/// (docs/design/failure.md).
 #[test]
 fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
     for mode in modes() {
@@ -314,7 +314,7 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Relaxed) {
-                    // Takes the marks off.
+                    // Clears the marks.
                     std::fs::write("/proc/self/clear_refs", "1").unwrap();
                     // Migrates pages; an error: only root may ask for it.
                     let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
@@ -338,7 +338,7 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
 }
 
 /// A pipe of `vmsplice` refers to pages without pinning them, as a socket of `MSG_ZEROCOPY` does:
-/// they are evicted all the same, and it delivers their content.
+/// the pages are evicted all the same, and the pipe delivers their content.
 #[test]
 fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
     const PAGES: usize = 64;
@@ -362,7 +362,7 @@ fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
             };
             assert_eq!(spliced, (PAGES * 4096) as isize, "{mode}");
             drop(pinned);
-            // All of them leave, and those that come have been others' before.
+            // All of them leave, and the pages that come in have been others' frames before.
             for i in (20 * PAGES * 512..values.len()).chain(first..first + PAGES * 512) {
                 assert_eq!(values[i], value(i), "{mode}: element {i}");
             }

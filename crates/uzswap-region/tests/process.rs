@@ -167,7 +167,7 @@ fn later_handler() {
     uzswap_region::signals::take_back().unwrap();
     assert!(is_whole(&values));
     for round in 1..4 {
-        // Another pager takes it back as well.
+        // Another pager takes the handler back as well.
         assert_eq!(touch_beyond_a_file(), 0);
         assert_eq!(CAUGHT.load(SeqCst), round);
         set_bus_handler(repair as *const () as usize, libc::SA_SIGINFO);
@@ -190,7 +190,7 @@ fn set_bus_handler(handler: usize, flags: i32) -> libc::sigaction {
 
 static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new();
 
-/// As Python's faulthandler: says so, restores the handler before it, and raises the signal anew.
+/// Like Python's faulthandler: prints, restores the former handler, and raises the signal again.
 extern "C" fn pass_on(_: i32) {
     eprintln!("passed on");
     // SAFETY: the action is one that the kernel gave.
@@ -218,7 +218,7 @@ fn a_thread_needs_no_stack_for_its_faults() {
     assert_passes("small alternate stack");
 }
 
-/// Most of it on the backing, whose pages take the most.
+/// Most pages are on the backing, and those take the most stack.
 fn on_a_backing() -> (Pager, RegionVec<u64>) {
     let (backing, _) = TestBacking::new(64 * MIB, 4096);
     let builder = Pager::builder().memory("8M").mode(Mode::InThread).compressor("zstd");
@@ -293,7 +293,7 @@ fn set_alternate_stack(size: usize) {
 
 /// A handler of the program's that runs on an alternate stack and touches a region.
 fn small_alternate_stack() {
-    // Of its own signal, and of one for a fault; and the stack of both handlers.
+    // For the frames of its own signal and of a fault's, and the stack of both handlers.
     let size = 2 * signal_frame() + 4096;
     let (_pager, values) = on_a_backing();
     VALUES.store(&raw const values as usize, SeqCst);
@@ -396,7 +396,7 @@ fn all_memory_that_the_kernel_counts_is_within_the_budget() {
 }
 
 /// Bytes of this process in memory, without those of files: no budget counts the program's code.
-/// Not by its page tables (smaps): pages that move while these are walked would count twice.
+/// Not from the page tables (smaps): pages that move during that walk would count twice.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let mut pages = text.split(' ').map(|pages| pages.parse::<usize>().unwrap()).skip(1);
@@ -404,8 +404,8 @@ fn resident_bytes() -> usize {
     (all - of_files) * PAGE
 }
 
-/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count. The
-/// kernel adds to them, to tables and to the heap where it makes huge pages unasked.
+/// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count. They
+/// are larger, as are tables and the heap, where the kernel makes huge pages unasked.
 fn besides() -> usize {
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if huge.is_ok_and(|text| text.contains("[always]")) { 8 * MIB } else { 3 * MIB }

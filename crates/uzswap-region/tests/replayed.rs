@@ -1,4 +1,4 @@
-//! Recorded programs, done again to a region: the pager faults as often as the simulator says.
+//! Replays recorded programs on a region: the pager faults as often as the simulator says.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -22,7 +22,7 @@ const RECORDED: [(&str, [u64; 3]); 7] = [
     ("sort", [24, 28, 32]),
 ];
 
-/// By how many percent the simulator may be off for one of them, and on average.
+/// The percent by which the simulator may be off for one of them, and on average.
 const OFF_MAX: u64 = 25;
 const OFF_MEAN_MAX: u64 = 12;
 /// In 40 MiB the rounds of `numpy` nearly fit, and a few pages make a great difference.
@@ -37,7 +37,7 @@ fn read(name: &str) -> Steps {
     Steps::of(&Trace::from_bytes(&PathBuf::from(path), &bytes[..len]).unwrap())
 }
 
-/// Content that compresses to so many bytes by lz4, and is never the same.
+/// Content that lz4 compresses to so many bytes, and that is never the same.
 fn fill(page: &mut [u64], bytes: u16, noise: &mut u64) {
     let mut next = || {
         *noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);

@@ -24,7 +24,7 @@ const WORDS: usize = 512;
 const THREADS: u64 = 8;
 const PAGES: usize = 1024;
 
-/// How long an expected event may take beyond that.
+/// The most time that an expected event may take beyond that.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn duration() -> Duration {
@@ -90,8 +90,7 @@ impl Owned {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             if on_fork == OnFork::Absent {
-                // Its message about that is tested elsewhere. SAFETY: closes a descriptor of the
-                // child's own.
+                // Another test covers its message. SAFETY: closes a descriptor of the child's own.
                 unsafe { libc::close(2) };
             }
             self.check_all();
@@ -141,8 +140,8 @@ fn pager(mode: Mode, on_fork: OnFork, means: Means) -> (Pager, Arc<Faults>) {
     (pager.build_on(Box::new(backing)).unwrap(), faults)
 }
 
-/// Changes the budget, starts a program, and has the backing fail for a moment, for which there is
-/// memory for all.
+/// Changes the budget, starts a program, and makes the backing fail for a moment, with memory for
+/// all pages meanwhile.
 fn meddle(noise: &mut Noise, pager: &Pager, faults: &Faults) {
     let pause = || std::thread::sleep(Duration::from_millis(20));
     pause();
@@ -201,7 +200,7 @@ fn torture(mode: Mode, means: Means, duration: Duration) {
     }
 }
 
-/// Something that is to happen and has not.
+/// An expected event that has not happened yet.
 fn missing(pager: &Pager) -> Option<&'static str> {
     let names = ["faults_staged", "stores_unchanged", "written_back_pages", "fault_around_pages"];
     names.into_iter().find(|name| pager.stats().get(name).unwrap() == 0)

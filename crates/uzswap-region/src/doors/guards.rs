@@ -1,18 +1,18 @@
-//! By guards (Linux 6.15), where userfaultfd is denied: in the place of a page that is out stands a
-//! guard (`MADV_GUARD_INSTALL`), and a touch of it is a SIGSEGV.
+//! By guards (Linux 6.15), where userfaultfd is denied: a guard (`MADV_GUARD_INSTALL`) stands in
+//! the place of a page that is out, and a touch of it is a SIGSEGV.
 //!
 //! ```text
 //! out  may not be accessed → copied to its frame → guard in its place → may be accessed
 //! in   may not be accessed → guard away → written by /proc/self/mem → may be accessed
 //! ```
-//! A guard takes memory, in the kernel's page tables. So a long mapping stays open where no page of
-//! it was used; a look finds those that are used ([`crate::Pager::find_used`]), and then the pages
-//! around them are closed.
+//! A guard takes memory, in the kernel's page tables. So a long mapping stays open until its pages
+//! are used. A look finds the used pages ([`crate::Pager::find_used`]), and closes the pages around
+//! them.
 //!
 //! Pages that leave and lie near each other are closed together. A guard splits no mapping, so any
-//! page may be out by itself. Other threads would find zeros once a guard is away, so a page is
-//! closed while it is written, and is a mapping of its own for that moment. The only thread of a
-//! program brings its pages in without that: no other thread can look.
+//! page may be out by itself. Once a guard is removed other threads would find zeros, so the page
+//! is closed while it is written, and is a mapping of its own for that moment. The only thread of a
+//! program brings its pages in without closing them: no other thread can look.
 
 #![expect(
     unsafe_code,
@@ -33,7 +33,7 @@ use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::proc_mem::{self, Access};
 
-/// How often a page is tried to be closed that finds no mapping for that, a millisecond each.
+/// How often closing a page is tried if no mapping is left for that, a millisecond apart.
 const TRIES: usize = 2000;
 
 /// See the module.
@@ -44,7 +44,7 @@ pub(crate) struct Guards {
 }
 
 impl Guards {
-    /// Errors: the kernel has no guards, or does not say where they are.
+    /// Errors: the kernel has no guards, or does not tell where they are.
     pub(crate) fn open() -> io::Result<Self> {
         proc_mem::check_guards()?;
         Ok(Self { own: ProcessMemory::open()?, only: AtomicI32::new(0) })
@@ -63,17 +63,17 @@ fn guard(range: Range<usize>) -> io::Result<()> {
 }
 
 fn unguard(range: Range<usize>) -> io::Result<()> {
-    // SAFETY: in adopted memory they are ours.
+    // SAFETY: guards in adopted memory are ours.
     unsafe { proc_mem::unguard(range) }
 }
 
-/// Opens pages that were closed for a moment. Their mapping becomes one with those beside it, which
-/// needs no other mapping.
+/// Opens pages that were closed for a moment. Their mapping joins those beside it, so no further
+/// mapping is needed.
 fn open(range: Range<usize>) -> io::Result<()> {
     allow(range, Access::All)
 }
 
-/// Closes pages for a moment, which needs two mappings. Other threads may have the last.
+/// Closes pages for a moment, which needs two mappings. Other threads may have taken the last ones.
 fn close(range: &Range<usize>) -> io::Result<()> {
     allow_patiently(range, Access::None, TRIES)
 }
@@ -112,7 +112,7 @@ impl Door for Guards {
                 there[gap].fill(true);
             } else {
                 self.close_absent(range.start, &mut there[gap]);
-                // An error would mean that the mapping is the program's no more.
+                // An error would mean that the mapping is no longer the program's.
                 let _ = open(range);
             }
         }
@@ -123,7 +123,7 @@ impl Door for Guards {
     }
 
     fn open_unused(&self, range: Range<usize>) {
-        // An error would mean that the mapping is the program's no more.
+        // An error would mean that the mapping is no longer the program's.
         let _ = unguard(range);
     }
 
@@ -148,7 +148,7 @@ impl Door for Guards {
     fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool) {
         let near = Near::of(victims);
         let victims = &victims[..near.victims];
-        // Not to be read, either: the kernel takes the page away before it puts a guard there. A
+        // Reading is forbidden, too: the kernel takes the page away before it puts a guard there. A
         // thread that reads between the two would find zeros.
         if allow(near.range.clone(), Access::None).is_err() {
             return (0, false);
@@ -162,7 +162,7 @@ impl Door for Guards {
             done = done.and_then(|()| guard(range_of(run)));
             moved += if done.is_ok() { run.len() } else { 0 };
         }
-        // An error would mean that the mapping is the program's no more.
+        // An error would mean that the mapping is no longer the program's.
         let _ = open(near.range.clone());
         (moved, done.is_ok())
     }
@@ -180,7 +180,7 @@ impl Door for Guards {
 /// whose words are `Busy` until this is dropped.
 struct Near {
     range: Range<usize>,
-    /// The first so many.
+    /// How many of the victims, from the first on.
     victims: usize,
     between: Vec<Taken>,
 }
@@ -202,7 +202,8 @@ impl Near {
         near
     }
 
-    /// Makes pages `Busy` that no call of the program's has, and nobody else; or none.
+    /// Makes pages `Busy`, if no call of the program and no other thread has one of them; otherwise
+    /// none.
     fn take_between(&mut self, space: &Arc<Space>, pages: Range<u32>) -> bool {
         let before = self.between.len();
         for page in pages {
@@ -232,7 +233,7 @@ impl Guards {
     /// Puts guards where no page is, of a range that may not be accessed.
     fn close_absent(&self, at: usize, there: &mut [bool]) {
         let known = self.own.pagemap.have_pages(at, there).unwrap_or(0);
-        // A page that cannot be asked about is taken to be there.
+        // A page that the kernel does not tell of is taken to be there.
         there[known..].fill(true);
         let mut from = 0;
         while let Some(gap) = gap(there, from) {

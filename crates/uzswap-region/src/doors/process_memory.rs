@@ -1,4 +1,4 @@
-//! The memory of this process by `/proc/self`: for the doors that close a page that is out to
+//! Reads and writes this process's memory by `/proc/self`, for the doors that close pages to
 //! accesses.
 
 #![expect(
@@ -50,15 +50,15 @@ impl ProcessMemory {
     }
 }
 
-/// Says how adopted memory may be accessed whose words are `Busy`.
+/// Sets the access to adopted memory whose words are `Busy`.
 pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
     // SAFETY: adopted memory, which the program may access. A thread that does so meanwhile waits
     // for the words.
     unsafe { set_access(range, access) }
 }
 
-/// The same where the process may have no mapping left: other threads, or pages that leave, may
-/// give one back, so it is tried again so often, a millisecond apart.
+/// The same for a process that may have no mapping left: other threads, or pages that leave, may
+/// give one back, so it is tried so many times, a millisecond apart.
 pub(crate) fn allow_patiently(
     range: &Range<usize>,
     access: Access,
@@ -74,7 +74,7 @@ pub(crate) fn allow_patiently(
     allow(range.clone(), access)
 }
 
-/// The first part of a range of flags in which none is set, from a place on.
+/// The first run of unset flags, from a place on.
 pub(crate) fn gap(flags: &[bool], from: usize) -> Option<Range<usize>> {
     let start = from + flags[from..].iter().position(|flag| !flag)?;
     let length = flags[start..].iter().position(|flag| *flag);

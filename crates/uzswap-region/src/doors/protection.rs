@@ -5,10 +5,10 @@
 //! out  may not be accessed → copied to its frame → its memory given back
 //! in   written by /proc/self/mem → may be accessed
 //! ```
-//! Where access changes the kernel splits a mapping in two, and a process may have some 65 000. As
-//! long as there are mappings to spare, pages leave and come one by one. As they get scarce, pages
-//! come in several at once, and leave only beside others that are out. So pages that are out come
-//! to lie together, and so do pages that are in.
+//! At each change of access the kernel splits a mapping in two, and a process may have some 65 000
+//! mappings. As long as there are mappings to spare, pages leave and come one by one. As mappings
+//! get scarce, several pages come in together, and pages leave only beside others that are out. So
+//! pages that are out come to lie together, as do pages that are in.
 
 #![expect(
     unsafe_code,
@@ -36,7 +36,7 @@ const MAPPINGS: i64 = 65_530;
 /// Changes of access, after which mappings may be counted again.
 const CHANGES: i64 = 2048;
 
-/// How often pages are tried to be opened that find no mapping for that, a millisecond each.
+/// How often opening pages is tried if no mapping is left for that, a millisecond apart.
 const TRIES: usize = 5000;
 
 /// See the module.
@@ -48,7 +48,7 @@ pub(crate) struct Protection {
 /// How many mappings there are.
 struct Mappings {
     most: i64,
-    /// When they were last counted.
+    /// At the last count.
     counted: AtomicI64,
     /// Changes of access since, each of which has made two at most.
     changes: AtomicI64,
@@ -63,12 +63,12 @@ impl Mappings {
         self.changes.fetch_add(1, Relaxed);
     }
 
-    /// In 16ths of all that there may be, at most.
+    /// The most mappings that there may be now, in 16ths of the limit.
     fn filled(&self) -> i64 {
         (self.counted.load(Relaxed) + 2 * self.changes.load(Relaxed)) * 16 / self.most
     }
 
-    /// Counts them, if it may be that there are many.
+    /// Counts them, if there may be many.
     fn count_again(&self) {
         if self.changes.load(Relaxed) < CHANGES.min(self.most / 16) || self.filled() < 6 {
             return;
@@ -105,8 +105,8 @@ impl Protection {
         allow(range, Access::None)
     }
 
-    /// Opens pages that are complete. They would be lost otherwise, so this is tried for seconds:
-    /// meanwhile other pages that leave may give mappings back.
+    /// Opens pages that are complete. Otherwise they would be lost, so this is tried for seconds:
+    /// pages that leave meanwhile may give mappings back.
     fn open_pages(&self, range: &Range<usize>) -> io::Result<()> {
         self.mappings.changed();
         allow_patiently(range, Access::All, TRIES)
@@ -135,7 +135,7 @@ impl Door for Protection {
     }
 
     fn close(&self, at: usize, there: &mut [bool], _: bool) {
-        // A page that the program has made since comes in as it is.
+        // A page that the program has made since then leaves and comes in unchanged.
         let mut from = 0;
         while let Some(gap) = gap(there, from) {
             from = gap.end;
@@ -149,7 +149,7 @@ impl Door for Protection {
     }
 
     fn open_unused(&self, range: Range<usize>) {
-        // An error would mean that the mapping is the program's no more.
+        // An error would mean that the mapping is no longer the program's.
         let _ = self.open_pages(&range);
     }
 
@@ -178,7 +178,7 @@ impl Door for Protection {
         if done.is_ok() {
             return (run.len(), true);
         }
-        // An error would mean that the mapping is the program's no more.
+        // An error would mean that the mapping is no longer the program's.
         let _ = self.open_pages(&range);
         (0, false)
     }
@@ -194,7 +194,7 @@ impl Door for Protection {
         };
         match self.mappings.filled() {
             ..12 => true,
-            // Others begin to gather somewhere.
+            // Here others begin to gather.
             12..15 if page.is_multiple_of(BATCH as u32) => true,
             _ => is_out(page.wrapping_sub(1)) || is_out(page + 1),
         }

@@ -87,9 +87,10 @@ impl Door for Userfaultfd {
         // frame.
         match unsafe { move_pages(pager, space, &self.0, places, PAGE_BYTES) }.1 {
             Ok(()) => true,
-            // Something refers to the frame. Its memory stays, for the batch to give back.
+            // Something else refers to the frame. The frame's memory stays, for the batch to give
+            // back.
             Err(error) if is_busy(&error) => false,
-            // The program has taken away the right to write it.
+            // The program has taken away the right to write to the page.
             Err(_) if space.is_window() => false,
             Err(error) => pager.die(space, page, &Refused("move", &error)),
         }
@@ -102,7 +103,7 @@ impl Door for Userfaultfd {
 }
 
 impl Userfaultfd {
-    /// Moves pages to frames: how many, and whether nothing ended it early.
+    /// Moves pages to frames. Returns their number, and true if all were moved.
     fn move_run(&self, pager: &Inner, run: &[Taken], frame: usize) -> (usize, bool) {
         let (space, pages) = (&run[0].space, run.len());
         let (to, from) = (pager.staging.address(frame), range_of(run).start);
@@ -122,13 +123,13 @@ impl Userfaultfd {
             moved += bytes / PAGE_BYTES;
             let Err(error) = result else { continue };
             let stays = from + moved * PAGE_BYTES;
-            // After a fork that inherited it, a page is made our own, once.
+            // After a fork that has inherited a page, the page is made our own, once.
             let may_be_shared = pager.on_fork != OnFork::Absent && is_busy(&error);
             if may_be_shared && unshared != Some(stays) && map::unshare(stays).is_ok() {
                 unshared = Some(stays);
                 continue;
             }
-            // Of the program's own mappings there may be several, and one call is for one of them.
+            // A program's range may be several mappings, and one call is for one mapping.
             if space.is_window() && at_once > PAGE_BYTES {
                 at_once = PAGE_BYTES;
                 continue;
@@ -142,25 +143,26 @@ impl Userfaultfd {
         }
     }
 
-    /// Copies pages out, for kernels that cannot move them: how many, and whether nothing ended it
-    /// early. Writers wait meanwhile.
+    /// Copies pages out, for kernels that cannot move them. Returns their number, and true if all
+    /// were copied. Threads that write to them wait meanwhile.
     fn copy_out(&self, pager: &Inner, run: &[Taken], frame: usize) -> (usize, bool) {
         let from = range_of(run).start;
-        // The kernel would wait for an absent one, which this thread would have to bring in.
+        // At an absent page the kernel would wait, and this thread would have to bring that page
+        // in.
         let mut there = [false; BATCH];
         let known = self.pagemap().have_pages(from, &mut there[..run.len()]).unwrap_or(0);
         let count = there[..known].iter().take_while(|is_there| **is_there).count();
         if count > 1 && self.copy_present(pager, &run[..count], frame) {
             return (count, true);
         }
-        // Of the program's own mappings there may be several, and one call is for one of them.
+        // A program's range may be several mappings, and one call is for one mapping.
         match count > 0 && self.copy_present(pager, &run[..1], frame) {
             true => (1, true),
             false => (0, false),
         }
     }
 
-    /// Copies pages that are there; all, or none.
+    /// Copies present pages: all, or none.
     fn copy_present(&self, pager: &Inner, run: &[Taken], frame: usize) -> bool {
         let (space, range) = (&run[0].space, range_of(run));
         let to = pager.staging.address(frame);
@@ -176,12 +178,12 @@ impl Userfaultfd {
             space.discard(run[0].page..run[0].page + run.len() as u32);
             return true;
         }
-        // Some may have been copied, some protected.
+        // Some pages may have been copied, and some protected.
         // SAFETY: frames of a batch that the caller has in hand, which no word names.
         let _ = unsafe { map::discard_range(to..to + range.len()) };
         for victim in run.iter().filter(|victim| !victim.was.has(Word::GUARDED)) {
             let at = victim.space.address(victim.page);
-            // Let writers go on; an error would mean that the range is not registered.
+            // Lets writers go on; an error would mean that the range is not registered.
             let _ = self.0.protect(at..at + PAGE_BYTES, false);
         }
         false
@@ -192,9 +194,9 @@ fn is_invalid(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }
 
-/// [`Uffd::move_pages`] between a region and the staging area. If the program has locked all of its
-/// memory since one of them was made, one is locked and the other is not. The kernel refuses that,
-/// so both are unlocked.
+/// [`Uffd::move_pages`] between a region and the staging area. If the program locked all of its
+/// memory between the making of the two, one is locked and the other is not. The kernel refuses
+/// that, so both are unlocked.
 ///
 /// # Safety
 /// As there.

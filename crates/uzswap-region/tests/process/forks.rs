@@ -92,7 +92,7 @@ pub(crate) fn fork_copies() {
         drop(tell);
         assert!(all.iter().all(|values| is_at(values, 1)));
         assert!(untouched.iter().all(|values| values.iter().all(|value| *value == 0)));
-        // Once the parent has written all of its own and taken it out.
+        // Once the parent has written to all of its own pages and paged them out.
         std::io::Read::read_exact(&mut told, &mut [0]).unwrap();
         assert!(all.iter().all(|values| is_at(values, 1)), "what the parent writes is its own");
         all.iter_mut().for_each(|values| write(values, 3));
@@ -119,7 +119,7 @@ pub(crate) fn fork_copies() {
         values.advise(0..values.len(), Advice::PageOut).unwrap();
     }
     for pager in &pagers {
-        // But for pages of zeros and the reserve for faults.
+        // Except pages of zeros and the reserve for faults.
         let charged = pager.stats().get("charged_pages").unwrap();
         assert!(charged < 1500, "{charged} pages stay while a fork shares them");
     }
@@ -137,7 +137,7 @@ fn a_copy_is_of_one_moment_whatever_other_threads_write() {
 }
 
 /// Each thread writes a value to a region, then notes it in ordinary memory. So in a copy each is
-/// the noted value, or the next.
+/// the noted value, or the next one.
 pub(crate) fn fork_copies_while_threads_write() {
     const SLOTS: usize = 4 * MIB / 8 / THREADS;
     const THREADS: usize = 8;
