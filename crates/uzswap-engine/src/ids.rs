@@ -1,9 +1,9 @@
-//! The numbers that name things, each a type of its own so that they cannot be mistaken.
+//! The numbers that name things, each a type of its own so that none is mistaken for another.
 
 /// The key of a page: an area's base plus the page's offset in it.
 ///
-/// Areas ([`Area`]) share one space of 2^32 pages (16 TiB). So a key is 32 bits as the owner of an
-/// object, in the LRU's links, and among the candidates for identical pages.
+/// Areas ([`Area`]) share one space of 2^32 pages (16 TiB). A key thus takes 32 bits as the owner
+/// of an object, in the LRU's links, and among the candidates for identical pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwapEntry(pub(crate) u32);
 

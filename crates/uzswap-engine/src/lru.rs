@@ -7,8 +7,8 @@
 //! overall, because keys are spread evenly over shards.
 //!
 //! An entry is on a list exactly while its page is in the pool and no writeback of it is in flight.
-//! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without. So
-//! `remove` accepts an entry that `pop` has just taken.
+//! [`Lru::push`] and [`Lru::remove`] are called with the entry locked, [`Lru::pop`] without.
+//! `remove` therefore accepts an entry that `pop` has just taken.
 
 use crate::crash_points::DurableAtomic;
 use crate::ids::SwapEntry;
@@ -46,9 +46,9 @@ pub(crate) struct Lru {
     lists: Box<[CachePadded<Mutex<List>>]>,
     /// The shard that [`Self::pop`] takes from.
     turn: AtomicUsize,
-    /// The number of entries that it took there in a row.
+    /// The number of entries that `pop` took from this shard in a row.
     row: AtomicU32,
-    /// The last of them.
+    /// The last of these entries.
     last: AtomicU32,
 }
 
@@ -107,10 +107,11 @@ impl Lru {
         unlink(at, &mut list, key);
     }
 
-    /// Takes the oldest entry of a shard, of each in turn, neighbours together. The caller then
-    /// locks the entry and checks it: by then it may be gone, or stored anew and back on the list.
+    /// Takes the oldest entry of a shard. Shards take turns, and neighbours go together. The caller
+    /// then locks the entry and checks it: by then it may be gone, or stored anew and back on the
+    /// list.
     pub(crate) fn pop(&self, at: &impl Links) -> Option<SwapEntry> {
-        // Sixteen from a shard, and then the rest of the last one's neighbours.
+        // Sixteen entries from a shard, and then the remaining neighbours of the last entry.
         let turn = self.turn.load(Ordering::Relaxed);
         let is_full = self.row.fetch_add(1, Ordering::Relaxed) >> Self::NEIGHBOURS_SHIFT > 0;
         let last = self.last.load(Ordering::Relaxed);
@@ -119,7 +120,7 @@ impl Lru {
             let shard = (turn + step) % self.lists.len();
             let mut list = lock(&self.lists[shard]);
             let oldest = list.oldest;
-            // An entry that was spared and is the oldest again is not one of the rest.
+            // An entry that was spared and is the oldest again is not one of these neighbours.
             let is_rest = group(oldest) == group(last) && oldest >= last;
             if oldest == END || step == 0 && is_full && !is_rest {
                 return None;

@@ -69,7 +69,7 @@ impl Pattern {
 /// The content hash of a page (XXH3, 64 bits). Its low half is the checksum that each object has;
 /// its high half finds identical pages.
 ///
-/// It is taken of the page, not of the compressed bytes: so it also catches a codec that decodes
+/// The hash is of the page, not of the compressed bytes. It thus also catches a codec that decodes
 /// wrongly, and costs 187 ns with every codec.
 pub fn content_hash(page: &Page) -> u64 {
     xxhash_rust::xxh3::xxh3_64(page)

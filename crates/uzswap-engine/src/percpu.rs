@@ -1,9 +1,10 @@
 //! State of each CPU.
 //!
 //! Everything per CPU in the engine uses this type, and comes and goes with the CPU
-//! (`cache::hotplug`). The CPU is a hint, not an exclusion: a thread may migrate between asking
-//! and using, and may run on a CPU that is not up yet. So slots are locked, nearly always without
-//! waiting, and threads of a CPU that is not up use the slot of another CPU.
+//! (`cache::hotplug`). The CPU is a hint and excludes no other thread. A thread may migrate after
+//! it has read the CPU's number, and may run on a CPU that is not up yet. A thread therefore locks
+//! its slot, nearly always without waiting. On a CPU that is not up, it uses the slot of another
+//! CPU.
 
 use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -23,7 +24,7 @@ pub(crate) struct PerCpu<T> {
 /// For each CPU, true if it is up.
 struct Up(Box<[bool]>);
 
-/// It has cache lines of its own. Empty while none of its CPUs is up.
+/// Each slot has cache lines of its own. It is empty while none of its CPUs is up.
 struct CpuSlot<T>(CachePadded<Mutex<Option<Box<T>>>>);
 
 /// The slot of this CPU or of another one, locked for the caller.
@@ -55,8 +56,8 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// Brings a CPU up: its threads use its own slot from now on, which `make` fills unless another
-    /// CPU shares it.
+    /// Brings a CPU up: threads on it use its own slot from now on. `make` fills the slot, unless
+    /// another CPU shares it.
     pub(crate) fn start<E>(
         &self,
         cpu: usize,
@@ -76,8 +77,8 @@ impl<T> PerCpu<T> {
         Ok(())
     }
 
-    /// Takes a CPU down: its threads use the slot of another one. If no other CPU uses its slot,
-    /// `drain` empties it, under its lock, and it is dropped.
+    /// Takes a CPU down: threads on it use the slot of another CPU. If no other CPU uses this slot,
+    /// `drain` empties it under its lock, and its value is dropped.
     pub(crate) fn stop(&self, cpu: usize, drain: impl FnOnce(&mut T)) {
         if self.slots.is_empty() {
             return;
@@ -119,8 +120,8 @@ impl<T> PerCpu<T> {
         (0..self.slots.len()).filter(|slot| self.is_in_use(up, *slot)).count()
     }
 
-    /// This CPU's slot, or any free one while another thread that was preempted here has it. The
-    /// first CPU must be up.
+    /// This CPU's slot, or any free slot while another thread that was preempted here has this one.
+    /// At least one CPU must be up.
     pub(crate) fn lock_here(&self) -> Here<'_, T> {
         loop {
             let here = self.route[self.number()].load(Acquire);
@@ -133,7 +134,7 @@ impl<T> PerCpu<T> {
             if let Some(held) = self.slots[here].here() {
                 return held;
             }
-            // Its CPU has gone meanwhile: there is another route by now.
+            // The slot's CPU has gone meanwhile: there is another route by now.
         }
     }
 
@@ -165,9 +166,9 @@ impl<T> PerCpu<T> {
             .any(|slot| try_lock(&slot.0).is_none_or(|held| held.as_deref().is_some_and(&is)))
     }
 
-    /// Gives a value made by `make` to every slot that `lacks` it, by `give`. Making, and dropping
-    /// the value that `give` leaves, happens without the lock, which storing and loading threads
-    /// wait for. `None`: it could not be made.
+    /// Gives a value made by `make` to every slot that `lacks` it, by `give`. It makes the value,
+    /// and drops the one that `give` leaves, without the slot's lock, for which storing and loading
+    /// threads wait. `None`: a value could not be made.
     pub(crate) fn provide<M>(
         &self,
         lacks: impl Fn(&T) -> bool,

@@ -8,11 +8,12 @@ use crate::page::{PAGE_BYTES, Page};
 use crate::table::boxed;
 use std::sync::Arc;
 
-/// Contexts and buffers. A thread locks them while a size class gives out an object, and never
-/// while it waits for the backing or for memory: other contexts are made before, and exchanged.
+/// Contexts and buffers. A thread holds their lock even while a size class gives out an object, but
+/// never while it waits for the backing or for memory. Other contexts are made without the lock,
+/// and exchanged under it.
 pub(crate) struct Scratch {
     codecs: Codecs,
-    /// The object just made. Its size is known only now, so it cannot be made in the pool.
+    /// The object just made. Its size was not known before, so it could not be made in the pool.
     made: Page,
     /// A copy of an object of the pool: decoders get memory that no other thread can write.
     pub(crate) object: Page,

@@ -1,8 +1,8 @@
 //! Share records, each for a page of several entries.
 //!
 //! A record is an entry like any other, under a key of an area of its own: it owns the object, is
-//! on the LRU, is written back and moved. The entries that share it have only its key, and it
-//! counts them. The last one to leave frees it.
+//! on the LRU, is written back and moved. The entries that share a record have only its key. The
+//! record counts these entries, and the last to leave frees it.
 
 use crate::ids::{Area, SwapEntry};
 use crate::index::{Index, TRUNK_ENTRIES};
@@ -87,7 +87,7 @@ impl Shares {
         let Some(key) = self.area.entry(first) else { return Ok(()) };
         index.provision()?;
         if index.view().ensure(key).is_err() {
-            return Ok(()); // Stores took the spare trunks; next time.
+            return Ok(()); // Stores took the spare trunks; the next call tries again.
         }
         self.counts.make(first as usize / TRUNK_ENTRIES, || AtomicU32::new(0))?;
         let made = first + TRUNK_ENTRIES as u32;
@@ -107,8 +107,8 @@ impl Shares {
         Ok(())
     }
 
-    /// Takes over the records that another process has left: those with entries, not shared yet,
-    /// and none unused.
+    /// Takes over the records that another process has left: those with entries. None is shared
+    /// yet, and none is unused.
     pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
         let made = index.adopted_trunks(self.area);
         for chunk in 0..made {
@@ -123,7 +123,7 @@ impl Shares {
         self.contains(key) && key.0 - self.area.first < lock(&self.unused).made
     }
 
-    /// Makes the absent records the unused ones.
+    /// Makes the absent records unused.
     pub(crate) fn recover(&self, is_absent: impl Fn(SwapEntry) -> bool) -> io::Result<()> {
         let made = lock(&self.unused).made;
         let mut keys = Vec::new();

@@ -37,7 +37,7 @@ pub fn skip(reason: impl Display) {
     }
 }
 
-/// Has the calling thread stay on its CPU, whose own slots or objects a test looks at.
+/// Keeps the calling thread on its CPU, because a test looks at that CPU's own slots or objects.
 pub fn stay_on_a_cpu() {
     let mut set = rustix::thread::CpuSet::new();
     set.set(rustix::thread::sched_getcpu());
@@ -238,8 +238,8 @@ impl Cache {
     }
 
     /// Flips one bit of a page's object in the pool, as bad memory does. `None` when the page has
-    /// no object of its own there, or the object has no such bit. For a page of a unit it is the
-    /// unit's first piece.
+    /// no object of its own there, or the object has no such bit. For a page of a unit, this
+    /// damages the unit's first piece.
     pub fn damage(&self, key: SwapEntry, bit: usize) -> Option<()> {
         let view = self.index.view();
         let locked = view.lock(key)?;
@@ -320,7 +320,7 @@ impl Harness {
     /// The last online CPU stays, and a CPU whose step fails is unchanged.
     fn set_cpu(&self, cpu: usize, state: usize, fails: bool) {
         let (mut expected, mut names) = (self.cache.cpu_states(), self.cache.cpu_state_names());
-        // Its last state has another name, "online".
+        // The last state has another name, "online".
         names.remove(names.len() - 2);
         let (cpu, state) = (cpu % expected.len(), names[state % names.len()]);
         if fails {

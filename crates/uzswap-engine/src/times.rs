@@ -24,7 +24,7 @@ pub struct Counted(Histogram);
 pub struct ByPower {
     /// Times of at most [`bound_ns`] of this place, and above the one before.
     pub counts: [u64; POWERS],
-    /// All times together, ns, to 2 %: no sum is kept on their way.
+    /// All times together, ns, to 2 %: the sum follows from the counts.
     pub sum_ns: u64,
 }
 
@@ -40,21 +40,21 @@ impl Default for Times {
 }
 
 impl Times {
-    /// Counts one. A longer one than the last bound counts as that.
+    /// Counts a time. A time above the last bound counts as that bound.
     pub fn count(&self, time: Duration) {
         let ns = (time.as_nanos() as u64).min((1 << MAX_POWER) - 1);
         // In range by the line above.
         let _ = self.0.increment(ns);
     }
 
-    /// Those that were counted.
+    /// The times that were counted.
     pub fn counted(&self) -> Counted {
         Counted(self.0.load())
     }
 }
 
 impl Counted {
-    /// The times of several together; `None` of none.
+    /// The times of all together; `None` if there are none.
     pub fn sum(all: impl Iterator<Item = Self>) -> Option<Self> {
         all.reduce(|sum, one| Self(sum.0.checked_add(&one.0).expect("of one resolution")))
     }
@@ -71,7 +71,7 @@ impl Counted {
             by_power.sum_ns +=
                 bucket.count() * (bucket.start() + (bucket.end() - bucket.start()) / 2);
             let mut places = (0..POWERS).filter(|place| bucket.end() <= bound_ns(*place));
-            // Within the last: no time is longer.
+            // Within the last place: no time is longer.
             places.next().into_iter().for_each(|place| by_power.counts[place] += bucket.count());
         }
         by_power
@@ -79,13 +79,13 @@ impl Counted {
 }
 
 impl ByPower {
-    /// Those that were counted since `before`.
+    /// The times that were counted since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let counts = std::array::from_fn(|at| self.counts[at].saturating_sub(before.counts[at]));
         Self { counts, sum_ns: self.sum_ns.saturating_sub(before.sum_ns) }
     }
 
-    /// The time that `share` (0 to 1) of them did not exceed, ns, as if those of one place were
+    /// The time that `share` (0 to 1) of them did not exceed, ns, as if the times of one place were
     /// spread evenly over it; `None` if there are none.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         let all: u64 = self.counts.iter().sum();

@@ -115,7 +115,7 @@ impl Units {
         Some(())
     }
 
-    /// Removes a page from a unit; true if it was the last, and then the caller frees the pieces.
+    /// Removes a page from a unit; true if it was the last page: then the caller frees the pieces.
     pub(crate) fn leave(&self, member: UnitMember) -> bool {
         let number = self.number(member.unit);
         let bit = 1 << member.position;
@@ -154,7 +154,7 @@ impl Units {
             .and_then(|number| Some((number, self.area.entry((number * PIECES) as u32)?)))
     }
 
-    /// Pages left in such units, counted until they are `enough`.
+    /// Pages left in units that have lost a quarter, counted until there are `enough`.
     pub(crate) fn left(&self, enough: usize) -> usize {
         let (mut left, mut from) = (0, 0);
         while left < enough
@@ -179,8 +179,8 @@ impl Units {
         self.contains(key) && self.number(key) < lock(&self.unused).made
     }
 
-    /// Takes over the units that another process has left: those with entries, without pages yet,
-    /// and none unused.
+    /// Takes over the units that another process has left: those with entries. None has pages yet,
+    /// and none is unused.
     pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
         let made = index.adopted_trunks(self.area);
         for chunk in 0..made {
@@ -204,7 +204,7 @@ impl Units {
         before & bit == 0
     }
 
-    /// Makes the units without pages the unused ones.
+    /// Makes the units without pages unused.
     pub(crate) fn recover(&self) -> io::Result<()> {
         let made = lock(&self.unused).made as u32;
         let mut units = Vec::new();
@@ -225,7 +225,7 @@ impl Units {
         })
     }
 
-    /// Units that have lost at least a quarter of their pages: counted, and as the field tells.
+    /// Units that have lost at least a quarter of their pages: counted, and as `sparse` has it.
     pub(crate) fn sparse_counts(&self) -> (usize, usize) {
         let made = lock(&self.unused).made;
         let is_sparse = |number: &usize| is_sparse(self.members(*number).load(Ordering::Relaxed));

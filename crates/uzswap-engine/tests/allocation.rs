@@ -36,8 +36,8 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     /// Large blocks that were freed.
     static FREED: Cell<u64> = const { Cell::new(0) };
-    /// True if locks that it holds while it allocates are noted. A check, which is no part of the
-    /// test, clears it.
+    /// True if the test notes locks that this thread holds while it allocates. A check, which is no
+    /// part of the test, clears this.
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
     /// Large allocations until one is refused; 0: none is.
     static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
@@ -362,7 +362,7 @@ fn after_a_change_of_compressor_requests_allocate_nothing() {
     let (cache, area, _) = Setup::default().make();
     for compressor in ["zstd:19", "zstd", "deflate:12", "lz4:9", "zstd:9", "zstd:-50", "deflate"] {
         cache.set_attribute("compressor", compressor).unwrap();
-        // More than a context of zstd takes to find its memory too large.
+        // More pages than a context of zstd takes to find its memory too large.
         let is_free = allocates_nothing(|| {
             for seed in 0..400 {
                 let page = page_of(Content::Pointers, seed);
@@ -540,8 +540,8 @@ fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared()
     };
     // The same contexts for both threads: those of one CPU.
     stay_on_a_cpu();
-    // All but the stack of the next thread, whose size differs, so that it is not a stack that
-    // another thread has left.
+    // After this only the stack of the next thread is not ready. Its size differs, so that the
+    // thread does not get a stack that another thread has left.
     load();
     faults();
     let taken = std::thread::scope(|scope| {

@@ -101,7 +101,7 @@ impl Watched {
     /// hundred times, and a dictionary is copied byte by byte.
     fn is_new(&self) -> bool {
         let times = self.times.get(self.transition).copied().unwrap_or(0);
-        // Of points that are tried twice, one in five.
+        // Tries only one in five of the points at which the next process is killed too.
         let is_one = !self.twice || self.stores % 5 == 1;
         is_full() || is_one && times < 3 && (self.stores < 64 || self.stores.is_multiple_of(512))
     }
@@ -155,7 +155,7 @@ impl Watched {
             put(cache, area, *offset, new.as_ref());
             assert!(look(cache, area, *offset).as_ref() == Ok(new), "{place}: page {offset} again");
         }
-        // It works like one that was never interrupted.
+        // The cache works like one that was never interrupted.
         cache.maintain().unwrap();
         cache.recompress(2);
         cache.shrink(1 << 20);
@@ -461,7 +461,7 @@ fn writeback(seals: bool) {
     through(World::placed(seals, 20), "over one in a segment", 5);
 }
 
-/// Pages that leave three segments of the backing free, few of which are left.
+/// Fills the backing except three segments, and drops most of these pages.
 fn nearly_full(seals: bool, single: bool) -> World {
     let mut world = World::new(seals);
     // A segment at a time.

@@ -108,19 +108,19 @@ fn writeback_stops_and_resumes(fault: impl Fn(&Faults) -> &AtomicBool, says: &st
     let mut offsets = 0..area.pages();
     fault(&faults).store(true, Relaxed);
     let full = offsets.find(|offset| store(&cache, area, *offset) != Store::Stored).unwrap();
-    // It stopped at the first failure, and reports it.
+    // Writeback stopped at the first failure, and reports it.
     let failures = statistic(&cache, "writeback_fail");
     let failure = cache.writeback_failure().unwrap();
     assert!(failure.contains("write at byte") && failure.contains(says), "{failure}");
     assert_eq!(statistic(&cache, "writeback_stopped"), 1);
     assert_eq!(statistic(&cache, "written_back_pages"), 0);
-    // Those in flight at once fail together.
+    // Writes that are in flight together fail together.
     assert!((1..=5).contains(&failures), "{failures}");
     assert_eq!(statistic(&cache, "stored_pages"), full.into());
     (0..full).for_each(|offset| assert_holds(&cache, area, offset));
     cache.check();
 
-    // Nothing is retried by itself, even when the device has recovered.
+    // The cache retries nothing, even when the device has recovered.
     fault(&faults).store(false, Relaxed);
     let rejected = Store::Rejected(Reject::ReclaimFail);
     assert_eq!(store(&cache, area, 2992), Store::Stored, "a filled page takes no room");
@@ -151,7 +151,7 @@ fn after_a_full_device_pages_stay_in_memory_and_writeback_waits_to_be_resumed() 
     writeback_stops_and_resumes(|faults| &faults.full, "no storage space");
 }
 
-/// Pages that go leave holes, which compaction leaves alone while they are few. They do not keep
+/// Pages that go leave holes, which compaction leaves alone while they are few. Holes do not keep
 /// the pool above the size at which it takes pages again.
 #[test]
 fn a_pool_that_was_full_takes_pages_again_whatever_holes_it_has() {

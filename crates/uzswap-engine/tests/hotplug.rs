@@ -169,7 +169,7 @@ fn what_the_process_may_use_is_followed_and_what_was_set_by_hand_stays() {
     cache.follow_cpus(&first).unwrap();
     cache.follow_cpus(&second).unwrap();
     assert_eq!(online(&cache), [cpu]);
-    // None: the last one stays.
+    // No CPU is allowed: the last one stays.
     let none: CpuSet = std::iter::empty().collect();
     assert!(matches!(cache.follow_cpus(&none), Err(CpuError::Last { .. })));
     assert_eq!(online(&cache), [cpu]);

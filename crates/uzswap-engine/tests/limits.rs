@@ -27,7 +27,8 @@ fn store(cache: &Cache, area: Area, offset: u32, content: Content) -> Store {
     cache.store(area.entry(offset).unwrap(), &page_of(content, offset.into()))
 }
 
-/// Stores incompressible pages, a frame each, until one is rejected; the number of stored ones.
+/// Stores incompressible pages, a frame each, until one is rejected. Returns the number of stored
+/// pages.
 fn fill(cache: &Cache, area: Area, from: u32) -> u32 {
     let mut offsets = from..area.pages();
     let full = offsets.find(|offset| store(cache, area, *offset, Content::Random) != Store::Stored);
@@ -94,7 +95,7 @@ fn a_full_pool_takes_nothing_until_it_is_below_the_threshold() {
     assert_eq!(store(&cache, area, 1000, Content::Random), FULL, "257 pages are above 50 percent");
     cache.invalidate(area.entry(255).unwrap());
     assert_eq!(store(&cache, area, 1000, Content::Random), Store::Stored);
-    // Once it takes pages, it takes them up to the limit.
+    // Once the pool takes pages, it takes them up to the limit.
     assert_eq!(fill(&cache, area, 1002), 256);
     cache.check();
 }
@@ -144,7 +145,7 @@ fn a_page_that_was_loaded_gets_a_second_chance() {
     let written = (100..1024).filter(|offset| on_backing(*offset)).count();
     assert!((256..400).contains(&written), "{written}");
     assert_oldest_written(&cache, area, 100..1024);
-    // The chance is used up: not loaded again, they go when their turn comes.
+    // The chance is used up: pages that are not loaded again go when their turn comes.
     cache.shrink(usize::MAX);
     assert!((0..1024).all(on_backing));
     (0..1024).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
@@ -162,7 +163,7 @@ fn a_page_that_compresses_poorly_is_rejected_or_kept_as_it_is() {
     assert_eq!(store(&cache, area, 0, Content::Random), poor);
     assert_eq!(statistic(&cache, "stored_incompressible_pages"), 0);
     assert_eq!(store(&cache, area, 1, Content::Mixed), Store::Stored);
-    // A quarter of it is noise.
+    // A quarter of the page is noise.
     set(&cache, "max_compression_ratio", 24);
     assert_eq!(store(&cache, area, 2, Content::Mixed), poor);
     assert_eq!(store(&cache, area, 3, Content::Filled), Store::Stored);
@@ -400,7 +401,7 @@ fn a_pass_of_writeback_ends_while_stores_go_on_and_they_get_what_they_need_meanw
     set(&cache, "accept_threshold_percent", 50);
     assert!(program.cache.set((cache.clone(), area)).is_ok());
     cache.maintain().unwrap();
-    // 28 MiB were too much, in segments of 63 pages.
+    // The pool was 28 MiB too large, and each write takes 63 pages.
     let writes = program.writes.load(Relaxed);
     assert!((110..125).contains(&writes), "{writes}");
     let stored = (1..=writes).flat_map(Program::pages);

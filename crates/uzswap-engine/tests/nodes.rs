@@ -13,8 +13,7 @@ use uzswap_sys::process;
 
 const PAGES: u32 = 6000;
 
-/// A cache of two nodes, each with every other CPU. No memory is requested of a node, so every
-/// machine will do.
+/// A cache of two nodes, each with every other CPU. They are pretended, so every machine will do.
 fn cache(pool_bytes: u64) -> (Cache, Area) {
     let config = Config {
         pages_max: PAGES,
@@ -118,7 +117,7 @@ fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
             is_there.store(true, SeqCst);
             while !is_done.load(SeqCst) {
                 cache.wait_for_work(Duration::from_millis(10));
-                // Until a CPU is free; a reserve lasts as long.
+                // The time until a CPU is free; a reserve lasts as long.
                 std::thread::sleep(Duration::from_millis(2));
                 cache.maintain().unwrap();
             }
@@ -167,7 +166,7 @@ fn the_memory_of_each_node_comes_by_a_thread_of_its_own() {
             cache.wait_for_work_on(node, Duration::ZERO);
             scope.spawn(move || {
                 while !is_done.load(SeqCst) {
-                    // It is called in time, or memory comes too late.
+                    // A store wakes this thread in time, or memory comes too late.
                     cache.wait_for_work_on(node, Duration::from_secs(60));
                     cache.maintain_node(node).unwrap();
                 }

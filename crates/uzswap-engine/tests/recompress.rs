@@ -227,7 +227,7 @@ fn what_is_left_in_units_that_have_lost_a_third_is_put_together() {
     let left = statistic(&cache, "compressed_bytes");
     assert!(left * 4 < full * 3, "{left} of {full}");
     assert_holds(&cache, area, (0..960).filter(kept));
-    // Fewer than a unit takes stay, and are not tried again and again.
+    // If fewer pages are left than a unit takes, they stay, and are not tried again and again.
     let rest = (0..960).filter(kept).skip(24);
     rest.for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
     while cache.recompress(100) > 0 {}
@@ -289,7 +289,7 @@ fn a_damaged_unit_is_an_error_and_never_other_bytes() {
     }
     assert!(errors > bits * 4, "{errors} errors for {bits} bits");
     assert_eq!(statistic(&cache, "decompress_fail"), errors as u64);
-    // A damaged page is not made whole by a new checksum, nor a damaged unit taken apart.
+    // A damaged page gets no new checksum, and a damaged unit is not taken apart.
     let damages = |bit: &usize| {
         cache.damage(area.entry(0).unwrap(), *bit).unwrap();
         let is_damaged = load(&cache, area, 0).is_err();

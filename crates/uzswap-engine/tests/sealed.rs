@@ -55,7 +55,7 @@ impl Made {
         }
     }
 
-    /// The same of many at once.
+    /// The same for many pages.
     fn load_many(&self, offsets: Range<u32>) -> Vec<Option<Page>> {
         let mut pages = vec![[0xcc; PAGE_BYTES]; offsets.len()];
         let mut loaded = Vec::new();
@@ -109,7 +109,7 @@ fn nothing_of_a_page_is_found_on_a_backing_that_is_sealed() {
             .flat_map(|offset| noise(offset).as_chunks::<16>().0.to_vec())
             .filter(|part| there.contains(part))
             .count();
-        // Without sealing all of it is there, so the test can tell.
+        // Without sealing the search finds all of it, so the test can fail.
         assert_eq!(found, if seals_backing { 0 } else { 200 * PAGE_BYTES / 16 });
         made.assert_damaged(&[], 0..200, noise);
     }
@@ -143,7 +143,7 @@ fn a_record_that_was_there_before_is_an_error() {
     };
     let pages = || std::iter::once(0).chain(100..164);
     fill(&noise);
-    // Slots belong to a CPU: if the test migrated in between, once more.
+    // Slots belong to a CPU: if the test migrated in between, it tries again.
     let turn = |number: u32| {
         let before = made.disk.tamper(|disk| disk.to_vec());
         let places: Vec<_> = pages().map(|offset| made.record(offset)).collect();

@@ -154,7 +154,7 @@ fn the_limit_in_percent_follows_the_machine() {
     check(&cache, area, 3000, 0);
     cache.follow_memory(64 << 20);
     assert_eq!(limit() >> 20, 12);
-    // More than it was made for is not usable.
+    // The pool cannot use more than it was made for.
     cache.set_attribute("max_pool_percent", "100").unwrap();
     cache.follow_memory(1 << 40);
     assert_eq!(limit(), 64 << 20);

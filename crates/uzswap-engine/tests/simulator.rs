@@ -6,10 +6,10 @@
 //! UZSWAP_SIMULATE_SECONDS=3600    how long; 30 without
 //! UZSWAP_SIMULATE_SEED=0x12       that history alone
 //! ```
-//! Rules: a stored page is the one last stored. It may be an error where its copy was damaged or
-//! the backing does not answer, but it is never absent or another page. A store is not rejected for
-//! lack of memory unless memory was refused. Everything ends. `simulator.seeds` has the seeds that
-//! found a fault; they run first.
+//! Rules: a load gives the page last stored. It may return an error if the copy was damaged or the
+//! backing does not answer, but never another page or none. A store is not rejected for lack of
+//! memory unless memory was refused. Every action ends. `simulator.seeds` has the seeds that found
+//! a fault; they run first.
 
 #![expect(
     unsafe_code,
@@ -94,7 +94,7 @@ struct World {
     damaged: Mutex<BTreeSet<u32>>,
     memory_was_refused: AtomicBool,
     working: AtomicUsize,
-    /// Threads that still work end.
+    /// True once threads that still work must end.
     is_over: AtomicBool,
     pages: u32,
     /// The limit of the pool in bytes.
@@ -183,7 +183,7 @@ impl World {
         let mut model = lock(&self.models[thread]);
         match stored {
             Store::Stored => drop(model.insert(offset, (content, seed))),
-            // A page that is only written through leaves an older one in place.
+            // A page that is only written through leaves an older page in place if it is rejected.
             Store::Rejected(_) if through => {}
             Store::Rejected(_) => drop(model.remove(&offset)),
         }
@@ -333,7 +333,7 @@ impl World {
         }
     }
 
-    /// Perhaps without memory, except for so many allocations.
+    /// Perhaps refuses memory after so many allocations.
     fn maintain_once(&self, granted: u64) {
         if self.device.happens(self.device.chances.memory_is_refused) {
             self.memory_was_refused.store(true, Relaxed);
@@ -394,7 +394,7 @@ fn plan(seed: u64) -> Plan {
         pool_bytes: pick(profile.pool_kib) << 10,
         backing_bytes: (pick(profile.backing_mib) << 20) as usize,
         block_bytes: pick(&[512, 4096]) as usize,
-        // A store's segments always are.
+        // The segments of a remote store are always sealed.
         seals_backing: pick(&[0, 1]) == 1 || seed & REMOTE_SEEDS != 0,
         ..Setup::default()
     };
@@ -411,14 +411,14 @@ fn plan(seed: u64) -> Plan {
     let pace = Pace { turn: pick(profile.turn), hold: pick(profile.hold) };
     // A cache is dropped in the middle, and the next one starts on its backing.
     let lives = 1 + pick(&[0, 0, 1]);
-    // Last, so that seeds of before have their histories.
+    // Picked last, so that older seeds keep their histories.
     let segment_is_lost = pick(profile.segment_is_lost);
     let reply_is_wrong = pick(profile.reply_is_wrong);
     let chances = Chances { segment_is_lost, reply_is_wrong, ..chances };
     Plan { profile, setup, chances, workers, count, pace, lives }
 }
 
-/// One history; its steps.
+/// Runs one history and returns its steps.
 fn simulate(seed: u64) -> Result<u64, String> {
     let Plan { profile, setup, chances, workers, count, pace, lives } = plan(seed);
     let device = Arc::new(Device {

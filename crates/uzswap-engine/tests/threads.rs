@@ -168,7 +168,7 @@ impl Stress {
             4 => {
                 let states = self.cache.cpu_state_names();
                 let cpu = noise.below(self.cache.cpu_states().len() as u64) as usize;
-                // That it is the last one is an answer.
+                // The error that this is the last CPU is an answer.
                 drop(self.cache.set_cpu(cpu, states[noise.below(states.len() as u64) as usize]));
             }
             _ => self.cache.maintain().unwrap(),

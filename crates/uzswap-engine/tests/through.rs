@@ -89,7 +89,7 @@ fn pages_written_through_are_packed_when_segments_run_short() {
     fill_up(&cache, area, &held);
 }
 
-/// Their owners are known again.
+/// The process that takes over knows the owners of the pages.
 #[test]
 fn they_are_packed_by_who_takes_the_cache_over() {
     for seals_backing in [false, true] {

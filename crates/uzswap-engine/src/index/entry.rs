@@ -1,11 +1,11 @@
 //! The state of one page: a word, guarded by a bit of itself, and a second word that depends on it.
 //!
 //! Every change of an entry, and every access to its object, happens between [`Entry::lock`] and
-//! the drop of the guard: so the lock keeps an object alive. It lasts for the copy of one object
-//! (some 30 ns) and never for a compression. It lasts longer when a page is decompressed to be
-//! compared with another one or to enter a unit. It also does so when a record is read from the
-//! backing or moved by packing, and for an exclusive load. Only a second user of the same page
-//! waits for that.
+//! the drop of the guard, so the lock keeps an object alive. A thread holds the lock while it
+//! copies one object (some 30 ns), and never while it compresses. It holds the lock longer to
+//! decompress a page that is compared with another or enters a unit. It also does so to read a
+//! record from the backing, to move one by packing, and to load exclusively. Only a second user of
+//! the same page waits for that.
 //!
 //! Only `transition` changes an entry: the private items here are visible there and nowhere else.
 
@@ -128,8 +128,8 @@ impl EntryLock<'_> {
 
 impl Drop for EntryLock<'_> {
     fn drop(&mut self) {
-        // Release: the next thread that locks it sees the object and the second word as this one
-        // left them.
+        // Release: the next thread that locks the entry sees the object and the second word as this
+        // thread left them.
         self.entry.word.store(self.word.0, Ordering::Release);
     }
 }

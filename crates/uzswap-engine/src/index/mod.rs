@@ -8,8 +8,8 @@
 //! [`Index::reclaim`] frees a trunk whose entries are all absent. A thread looks entries up through
 //! a [`View`], which pins the thread: the entries that it found stay in memory until the view is
 //! dropped. An entry may be *gone* by then: before a trunk leaves the directory, each of its
-//! entries is marked so, absent and unlocked. A gone entry cannot be locked; a thread that meets
-//! one looks the key up again.
+//! entries, absent and unlocked, is marked gone. No thread can lock a gone entry; a thread that
+//! meets one looks the key up again.
 
 mod entry;
 mod trunk;
@@ -56,11 +56,12 @@ pub(crate) struct Index {
     directory: Option<Values<DurableAtomic<AtomicU32>>>,
     memory: TrunkMemory,
     spare: Mutex<Vec<Owned>>,
-    /// Most of them that are kept ready.
+    /// Most spare trunks that are kept ready.
     spare_max: AtomicUsize,
-    /// The trunk after the page's that was made last: probably the next one. A hint.
+    /// The number after that of the last trunk made for pages: probably the next to be made. A
+    /// hint.
     next: AtomicUsize,
-    /// Taken out of the directory, to be freed.
+    /// Trunks that were taken out of the directory, to be freed.
     retired: Arc<Retired>,
     /// Trunks in the directory. An atomic, because a region asks for a cache's size after every
     /// batch.
@@ -91,11 +92,11 @@ pub(crate) enum KeyKind {
 }
 
 /// Trunks in which an entry became absent since the last [`Index::reclaim`], which checks only
-/// these. So an index that does not change costs it next to nothing.
+/// these. An index that does not change thus costs `reclaim` next to nothing.
 struct Emptying {
     /// A bit for each trunk.
     trunks: Box<[AtomicU64]>,
-    /// A bit for each word of these, set after a bit of the word: 22 words for 1 TiB.
+    /// A bit for each word of `trunks`, set after a bit of that word: 22 words for 1 TiB.
     words: Box<[AtomicU64]>,
 }
 
@@ -108,7 +109,7 @@ impl Emptying {
         Self { words: none(trunks.len()), trunks }
     }
 
-    /// It sets the bit without a check before: a check could read a bit that is about to be taken.
+    /// Sets the bit without a check before: a check could read a bit that `take` is about to take.
     fn add(&self, trunk: usize) {
         let set = |words: &[AtomicU64], number: usize| {
             let bit = 1 << (number % 64);
@@ -212,7 +213,7 @@ impl Index {
             drop(spare);
             let trunk = self.memory.make(number)?;
             let mut spare = lock(&self.spare);
-            // Another thread may have made it meanwhile, and there is no space for more.
+            // Another thread may have made a trunk meanwhile, and `spare` has no space for more.
             if spare.len() < wanted {
                 spare.push(trunk);
             } else {
@@ -222,7 +223,7 @@ impl Index {
         }
     }
 
-    /// The first of the next trunks for which none is ready at home.
+    /// The next trunk that is missing and has no spare one at its home.
     fn next_without(&self, spare: &[Owned]) -> usize {
         let next = self.next.load(Ordering::Relaxed);
         let Some(directory) = &self.directory else { return next };
@@ -255,15 +256,15 @@ impl Index {
         firsts.take_while(|first| view.get(*first).is_some()).count()
     }
 
-    /// Retires trunks of pages in which every entry is absent, and frees those that no thread can
-    /// use any more; the number of retired ones. Trunks of records stay: their owners rely on them.
-    /// Allocates: never called to serve a request.
+    /// Retires trunks of pages in which every entry is absent, and returns their number. Frees
+    /// retired trunks that no thread can use any more. Trunks of records stay: their owners rely on
+    /// them. Allocates: never called to serve a request.
     pub(crate) fn reclaim(&self) -> usize {
         self.retired.free();
         let records = self.record_trunks.load(Ordering::Relaxed);
         let pages = self.emptying.take().filter(|number| *number >= records);
         let pages = pages.collect::<Vec<_>>();
-        // All at once: each is probably a cache miss.
+        // Prefetches them together: each is probably a cache miss.
         pages.iter().for_each(|number| self.prefetch(SwapEntry((number * TRUNK_ENTRIES) as u32)));
         pages.into_iter().filter(|number| self.reclaim_trunk(*number)).count()
     }
@@ -283,12 +284,12 @@ impl Index {
             }
             return false;
         }
-        // A thread that has just made the trunk, to store there, finds a spare one when this one is
-        // gone.
+        // A thread that has just made this trunk, to store there, finds a spare one when this trunk
+        // is gone.
         self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
         let held = match self.provision() {
             Ok(()) => entries.iter().position(|entry| !entry.become_gone()),
-            Err(_) => Some(0), // There is none: better to keep this one.
+            Err(_) => Some(0), // There is no spare trunk: better to keep this one.
         };
         if let Some(held) = held {
             entries[..held].iter().for_each(Entry::become_absent);
@@ -468,8 +469,8 @@ impl View<'_> {
         }
         let number = key.0 as usize / TRUNK_ENTRIES;
         let slot = &self.index.trunks[number];
-        // Locked from the check to the change: of several threads that need the same trunk one
-        // takes a spare one.
+        // `spare` is locked from the check to the change: of several threads that need the same
+        // trunk, one takes a spare trunk.
         let mut spare = lock(&self.index.spare);
         if slot.load(Ordering::Acquire, &self.pinned).is_null() {
             let memory = &self.index.memory;
@@ -479,11 +480,12 @@ impl View<'_> {
             let directory = self.index.directory.as_ref();
             if let (Some(directory), Some(frame)) = (directory, self.index.memory.frame_of(&trunk))
             {
-                // Before any store there, so that a process that takes the cache over finds it.
+                // Before any store in the trunk, so that a process that takes the cache over finds
+                // the trunk.
                 directory[number].store(frame.word(), Ordering::Release);
             }
             slot.store(trunk.shared(), Ordering::Release);
-            // The store that asked for it may find no space for its page.
+            // The store that needs the trunk may find no space for its page.
             self.index.emptying.add(number);
             self.index.made.fetch_add(1, Ordering::Relaxed);
             let is_for_pages = number >= self.index.record_trunks.load(Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! A trunk's memory: made whole, reached by pointer, freed when no thread can use it any more.
 //!
 //! A pointer in the directory comes from [`TrunkMemory::make`]. Only pinned threads read it. The
-//! one thread that removes it from the directory [`retire`]s it; threads that are pinned later do
-//! not find it. The maintaining thread frees it.
+//! one thread that removes it from the directory [`retire`]s the trunk; threads that are pinned
+//! later do not find it. The maintaining thread frees the trunk.
 
 #![expect(
     unsafe_code,
@@ -63,7 +63,7 @@ impl Owned {
 pub(super) struct TrunkMemory(pub(super) Option<Arc<Durable>>);
 
 impl TrunkMemory {
-    /// A trunk of absent entries, if possible the home of this number. Errors: no memory.
+    /// A trunk of absent entries, if possible in the home of trunk `number`. Errors: no memory.
     pub(super) fn make(&self, number: usize) -> io::Result<Owned> {
         #[cfg(feature = "shuttle")]
         let _ = number;
@@ -91,7 +91,7 @@ impl TrunkMemory {
         self.0.as_ref().map(|durable| durable.frame_at(trunk.0.cast()))
     }
 
-    /// True if a trunk is the home of this number.
+    /// True if a trunk is in the home of trunk `number`.
     pub(super) fn is_home(&self, trunk: &Owned, number: usize) -> bool {
         self.frame_of(trunk).is_some_and(|frame| frame.is_home_of(number))
     }
@@ -147,13 +147,13 @@ pub(super) fn get<'g>(at: Shared<'g, Trunk>) -> Option<&'g Trunk> {
 }
 
 /// Trunks that no thread can use any more, to be freed: linked by their first entries' second
-/// words. Any thread that pins itself may find that a trunk is one of them. A serving thread must
-/// not free it, because a thread that waits for memory may have the allocator's lock.
+/// words. Any thread that pins itself may have to add a trunk here. A serving thread must not free
+/// the trunk, because a thread that waits for memory may have the allocator's lock.
 #[cfg(not(feature = "shuttle"))]
 pub(super) struct Retired {
     first: AtomicU64,
-    /// The memory that outlives the process, if they are in it. It is a weak reference: otherwise a
-    /// thread that stays pinned would keep the memory of a cache that no longer exists.
+    /// The memory that outlives the process, if the trunks are in it. It is a weak reference:
+    /// otherwise a thread that stays pinned would keep the memory of a cache that no longer exists.
     outlives: Option<Weak<Durable>>,
 }
 
@@ -181,12 +181,12 @@ impl Retired {
             entries[0].link_of_retired().store(first, Relaxed);
             Some(at)
         };
-        // Release: the thread that frees them follows the links. It takes all at once, so no link
-        // is stale.
+        // Release: the thread that frees the trunks follows the links. It takes the whole list, so
+        // no link is stale.
         let _ = self.first.fetch_update(Release, Relaxed, link);
     }
 
-    /// Frees them.
+    /// Frees all of these trunks.
     pub(super) fn free(&self) {
         let Some(memory) = self.memory() else { return };
         let mut next = self.first.swap(0, Acquire);
@@ -237,7 +237,8 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
                 retired.push(trunk);
             }
         };
-        // Three words, so it takes no memory of its own. It owns or keeps everything that it uses.
+        // `push` has three words, so the epochs allocate nothing for it. It owns or keeps
+        // everything that it uses.
         pinned.defer(push);
     }
     #[cfg(feature = "shuttle")]

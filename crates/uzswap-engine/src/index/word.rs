@@ -57,8 +57,8 @@ const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
 
 impl Word {
     pub(crate) const ABSENT: Self = Self(ABSENT);
-    /// The trunk of the entry is being freed, or is freed. The page is absent, and its present
-    /// entry, if any, is another one. Set only where the word was `ABSENT`.
+    /// The trunk of the entry is being freed, or is freed. The page is absent; if it has an entry
+    /// now, that is in another trunk. Set only where the word was `ABSENT`.
     pub(crate) const GONE: Self = Self(GONE);
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;
@@ -120,8 +120,8 @@ impl Word {
         Self(if set { self.0 | Self::REFERENCED } else { self.0 & !Self::REFERENCED })
     }
 
-    /// True if it is being written to the backing or recompressed. Then it is on no LRU list, and
-    /// the entry's second word is the place, or recompression's token.
+    /// True if the object is being written to the backing or recompressed. Then the entry is on no
+    /// LRU list, and its second word is the place, or recompression's token.
     pub(crate) fn is_in_flight(self) -> bool {
         self.0 & Self::IN_FLIGHT != 0
     }
@@ -130,7 +130,7 @@ impl Word {
         Self(if set { self.0 | Self::IN_FLIGHT } else { self.0 & !Self::IN_FLIGHT })
     }
 
-    /// True if its list, when it is on one, is that of pages that recompression skips.
+    /// True if the list of the entry, if it is on one, is that of pages that recompression skips.
     pub(crate) fn is_cold(self) -> bool {
         self.0 & Self::COLD != 0
     }

@@ -1,12 +1,12 @@
 //! The memory of compressed objects: an allocator for sizes that are a large part of a page.
 //!
 //! [`Pool::alloc`] gives a [`Handle`], never an address. An object has the key of its owner, so
-//! that [`Pool::compact`] and [`Pool::vacate`] can move it and have the owner's entry told. The
-//! lock of its owner's entry keeps an object alive. A thread that reads, writes, moves or frees an
+//! that [`Pool::compact`] and [`Pool::vacate`] can move it and change the owner's entry. The lock
+//! of its owner's entry keeps an object alive. A thread that reads, writes, moves or frees an
 //! object has that lock, or has just allocated the object and told no other thread.
 //!
-//! Locks: one for each size class, for a few list operations or the copy of one zspage's objects.
-//! The sections' lock is taken once for a whole zspage. The pool has no lock.
+//! Locks: one for each size class, held for a few list operations or the copy of one zspage's
+//! objects. A thread takes the sections' lock once for a whole zspage. The pool has no lock.
 
 mod section;
 mod size_class;
@@ -48,7 +48,7 @@ pub(crate) struct Header {
 
 /// Owner of an object that is allocated and not written yet; it must not be moved.
 const BUSY: u32 = u32::MAX - 1;
-/// Owner of a freed object; then the low half is the next one of the free list.
+/// Owner of a freed object. The low half of its header is the next object of the free list.
 const FREE: u32 = u32::MAX;
 
 impl Header {
@@ -80,7 +80,7 @@ struct Class {
     used: usize,
 }
 
-/// It has cache lines of its own: threads that store objects of other sizes do not write to them.
+/// Each class has cache lines of its own, to which threads that store other sizes do not write.
 struct SharedClass {
     class: Mutex<Class>,
     /// Frames that compaction could free. It is written with the class locked, so that a sum over
@@ -119,8 +119,8 @@ pub(crate) struct Pool {
     growing: Box<[Mutex<Growing>]>,
 }
 
-/// A section comes on line: threads that lack memory at the same time bring one, and not one each.
-/// No serving thread waits for it.
+/// Locked while a section comes on line, so that threads that lack memory at the same time bring
+/// one section, and not one each. No serving thread waits for this lock.
 struct Growing;
 
 impl Pool {
@@ -278,7 +278,7 @@ impl Pool {
         self.sections.note_late(self.nodes.here());
     }
 
-    /// Nodes that stores take memory of first: those with processors.
+    /// Nodes from which stores take memory first: those with processors.
     pub(crate) fn served(&self) -> impl Iterator<Item = usize> {
         let is_served =
             |node: &usize| self.nodes.has_cpus(*node) && !self.sections.is_closed(*node);
@@ -343,7 +343,7 @@ impl Pool {
     }
 
     /// Bytes of the next section that are needed soon, where each node keeps `reserve` bytes free:
-    /// none while half a section is free beyond that, and all when none is.
+    /// none while half a section is free beyond that, and all when nothing is.
     pub(crate) fn bytes_ahead(&self, reserve: usize) -> usize {
         const LEAD: usize = SECTION_BYTES / 2;
         let spare = self.free_bytes().saturating_sub(self.reserve_of_all(reserve));
@@ -434,7 +434,7 @@ impl Pool {
         self.note_slack(number, class);
         let used = zspage.used.fetch_sub(1, Relaxed) - 1;
         if zspage.group.load(Relaxed) == LEAVING {
-            return; // The thread that empties it will relink it.
+            return; // The thread that empties the zspage will relink it.
         }
         if used == 0 {
             self.unlink(class, handle.zspage());

@@ -9,8 +9,8 @@ use crate::page::PAGE_BYTES;
 use crate::sync::{MutexGuard, lock, try_lock};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// Moves an owner from one handle to another: tries to lock the entry, checks that it still has
-/// `from`, calls `copy`, and sets `to`. `false`: not now.
+/// Gives an owner another handle: tries to lock its entry, checks that it still has `from`, calls
+/// `copy`, and sets `to`. `false`: the object cannot move now.
 pub(crate) type Relocate<'a> = &'a dyn Fn(SwapEntry, Handle, Handle, &dyn Fn()) -> bool;
 
 /// The reason why an object stays.
@@ -36,8 +36,8 @@ pub(crate) struct Left {
 
 impl Pool {
     /// One step of compaction in one class, on the first node that needs one: moves the objects of
-    /// its emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if a zspage
-    /// was freed.
+    /// the class's emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if a
+    /// zspage was freed.
     pub(crate) fn compact(&self, number: usize, relocate: Relocate<'_>) -> Option<usize> {
         (0..self.nodes.count()).find_map(|node| self.compact_on(number, node, relocate))
     }
@@ -54,8 +54,8 @@ impl Pool {
         self.empty_zspage(number, &mut class, source, false, relocate).ok().map(|()| moved)
     }
 
-    /// Stops an online section from taking objects; [`Self::vacate`] empties it. Otherwise the
-    /// objects of one of its zspages could move to its next one, and then again.
+    /// Stops an online section from taking objects, before [`Self::vacate`] empties it. Otherwise
+    /// objects could move from one zspage of the section to its next, and then again.
     pub(crate) fn begin_offline(&self, section: usize) -> Result<(), Refused> {
         self.sections.begin_offline(section)?;
         for number in self.zspages.numbers() {
@@ -126,8 +126,8 @@ impl Pool {
     }
 
     /// Moves the objects of a zspage elsewhere in its class: into existing space or, with `grow`,
-    /// into new zspages too. Then its frames are free. Without `grow` it stops at the first object
-    /// that must stay, and lets other threads use the zspage again.
+    /// into new zspages too. This frees the zspage's frames. Without `grow` it stops at the first
+    /// object that must stay, and other threads may use the zspage again.
     fn empty_zspage(
         &self,
         number: usize,
@@ -189,7 +189,7 @@ impl Pool {
         }
         let others = self.nodes.nearest(class.node).iter().filter(|_| grow).skip(1);
         for node in others {
-            // Against the lock order, as another thread may do the reverse.
+            // Only tried: this is against the lock order, as another thread may do the reverse.
             let Some(mut other) = try_lock(self.class(number, *node)) else {
                 return Err(Stuck::Held(owner));
             };

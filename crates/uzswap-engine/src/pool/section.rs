@@ -1,9 +1,9 @@
 //! The pool's memory: sections of 2 MiB, frames of a page.
 //!
 //! A section is brought on line whole and given back whole, so the pool grows and shrinks in steps
-//! of 2 MiB. [`SectionState`] has the table of states. Frames are taken from the lowest section
-//! with free ones, so the highest sections become empty. All frames are faulted in: a store never
-//! waits for the kernel to find memory.
+//! of 2 MiB. [`SectionState`] has the table of states. The pool takes frames from the lowest
+//! section with free ones, so the highest sections become empty. All frames are faulted in: a store
+//! never waits for the kernel to find memory.
 
 #![expect(
     unsafe_code,
@@ -101,9 +101,10 @@ pub(super) struct Sections {
     nodes: Arc<Nodes>,
     /// True if a node must have no memory of the pool.
     closed: Box<[AtomicBool]>,
-    /// For each node: true if the last memory that was to be its own came from another node.
+    /// For each node: true if the last section that was made for it got memory of another node.
     short: Box<[AtomicBool]>,
-    /// For each node: true if a store has waited in vain for memory there since some came.
+    /// For each node: true if a store has waited in vain for memory there since the last section
+    /// came.
     late: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
     /// Free frames of each node's sections that are online.
@@ -120,7 +121,7 @@ pub(super) struct Sections {
 }
 
 /// The state of a section in memory that outlives the process. A section with memory is never
-/// [`kept::NONE`] there, so none is forgotten, at any moment of the process's end.
+/// [`kept::NONE`] there, so none is forgotten, whenever the process ends.
 mod kept {
     pub(super) const NONE: u32 = 0;
     pub(super) const ONLINE: u32 = 1;
@@ -252,7 +253,7 @@ impl Sections {
     }
 
     /// Takes `out.len()` frames of a node, or none at all. Objects that move may exceed the limit:
-    /// their frames are free in a moment.
+    /// their old frames are free in a moment.
     pub(super) fn take(&self, out: &mut [Frame], node: usize, is_move: bool) -> bool {
         let mut inner = lock(&self.inner);
         if !is_move && self.used_frames() + out.len() > self.limit() {
@@ -312,8 +313,8 @@ impl Sections {
         self.make(number, before, *open.unwrap_or(&here)).map_err(Refused::Memory)
     }
 
-    /// Makes the memory of a section that is going online; after an error it has its state of
-    /// before.
+    /// Makes the memory of a section that is going online; after an error the section has its old
+    /// state.
     fn make(&self, number: usize, before: SectionState, node: usize) -> io::Result<()> {
         let made = self.populate(number, before, node).map(|memory| {
             Box::new(Section {
@@ -346,8 +347,8 @@ impl Sections {
         Ok(())
     }
 
-    /// Prefers the given node. A kernel without the call places the memory anywhere, and tells its
-    /// node afterwards.
+    /// Makes the memory on the given node if possible. A kernel without the call for that places it
+    /// anywhere, and tells its node afterwards.
     fn populate(
         &self,
         number: usize,
@@ -390,7 +391,7 @@ impl Sections {
         Ok(())
     }
 
-    /// Takes frames that were in use in the process before; `false` if one does not exist, or is
+    /// Takes frames that were in use in the previous process; `false` if one does not exist, or is
     /// taken.
     pub(super) fn retake(&self, frames: impl Iterator<Item = Frame>) -> bool {
         let mut inner = lock(&self.inner);
@@ -422,7 +423,7 @@ impl Sections {
         }
     }
 
-    /// Puts it back online.
+    /// Puts a section that is going offline back online.
     pub(super) fn stay_online(&self, number: usize) {
         self.turn(&mut lock(&self.inner), number, SectionState::Online);
     }
@@ -469,8 +470,8 @@ impl Sections {
         self.bases[number].store(std::ptr::null_mut(), Ordering::Release);
         let section = inner.slots[number].section.take();
         self.online.fetch_sub(1, Ordering::Relaxed);
-        // Giving memory back takes longer than a store should wait. No other thread changes a
-        // section during a change of state.
+        // Unlocks first: giving memory back takes longer than a store should wait. No other thread
+        // changes a section that is going offline.
         drop(inner);
         drop(section);
         if let Some((durable, kept)) = &self.durable {

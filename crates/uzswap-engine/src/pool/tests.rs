@@ -9,7 +9,7 @@ struct Owned {
     handles: RefCell<HashMap<u32, (Handle, Vec<u8>)>>,
     next: u32,
     noise: u64,
-    /// Contents are parts of it.
+    /// Contents of objects are parts of this.
     pattern: Vec<u8>,
 }
 
@@ -275,7 +275,7 @@ fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
     assert_eq!(pool.header(handle).checksum, 3 * rounds);
 }
 
-/// Each of them sees that memory is short, and one section is enough for all.
+/// Each thread sees that memory is short, and one section is enough for all.
 #[test]
 fn threads_that_lack_memory_at_once_bring_one_section() {
     for _ in 0..20 {

@@ -2,8 +2,8 @@
 //!
 //! Descriptors are in a table of their own and are reused; a descriptor's number is half of a
 //! handle. All fields are written under the lock of the zspage's class. `frames` and `class` do not
-//! change while an object is live in the zspage. So a thread that keeps an object alive, by its
-//! entry's lock, reads them without the class's lock.
+//! change while an object is live in the zspage. A thread that keeps an object alive, by its
+//! entry's lock, thus reads these two without the class's lock.
 
 use super::section::{Frame, SECTION_FRAMES};
 use super::size_class::FRAMES_MAX;
@@ -82,8 +82,8 @@ impl Zspage {
         self.used.store(0, Relaxed);
         self.fresh.store(0, Relaxed);
         self.free.store(NO_OBJECT, Relaxed);
-        // Last: a thread that empties a section looks at all zspages without their locks, and finds
-        // those of the section by their frames.
+        // Stored last: a thread that empties a section looks at all zspages without their locks,
+        // and finds the section's zspages by their frames.
         self.class.store(class, Release);
     }
 
@@ -113,7 +113,7 @@ pub(super) struct Zspages {
     unused: Mutex<FreeDescriptors>,
     /// Locked by the thread that makes descriptors.
     making: Mutex<Making>,
-    /// Their number. It is written under their lock.
+    /// The number of unused descriptors. It is written under the lock of `unused`.
     ready: AtomicUsize,
     durable: Option<Arc<Durable>>,
 }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::cache::layout::Shape;
 
-    /// In memory that outlives the process they are cleared when they are made.
+    /// In memory that outlives the process, descriptors are cleared when they are made.
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
     fn several_threads_make_each_descriptor_once() {

@@ -1,8 +1,8 @@
 //! The backing of a simulated history: a device, or a store in another machine's memory beside it.
 //!
-//! The store loses segments, whose pages are errors from then on, and answers with other bytes
-//! than were written. A device has a second copy then, as the one beside a store has. Writes end
-//! late and in any order.
+//! The store loses segments, whose pages are errors from then on, and answers with other bytes than
+//! were written. The device beside the store has a second copy then. Writes end late and in any
+//! order.
 
 use crate::lock;
 use crate::profile::Chances;
@@ -72,7 +72,7 @@ impl Device {
         Ok(())
     }
 
-    /// A segment is written, or free.
+    /// Notes that a segment is written, or free.
     fn forget(&self, offset: u64, is_paged: bool) {
         lock(&self.lost).remove(&segment(offset));
         match is_paged {

@@ -114,7 +114,7 @@ pub struct Profile {
     /// For the threads that store, in order and repeated.
     pub roles: &'static [Role],
     pub workers: &'static [u64],
-    /// Actions of each of them.
+    /// Actions of each worker.
     pub count: &'static [u64],
     pub pages: &'static [u64],
     pub pool_kib: &'static [u64],
@@ -125,8 +125,8 @@ pub struct Profile {
     pub read_fails: &'static [u64],
     pub bit_turns: &'static [u64],
     pub memory_is_refused: &'static [u64],
-    /// Of a store in another machine's memory: reads that find their segment gone, and that bring
-    /// other bytes.
+    /// Of a store in another machine's memory: reads that find their segment gone, and reads that
+    /// bring other bytes.
     pub segment_is_lost: &'static [u64],
     pub reply_is_wrong: &'static [u64],
     /// True if all memory is refused, not only large blocks.

@@ -6,14 +6,14 @@
 //! code can change an entry: its words are private to `entry`, and lists to this module.
 //!
 //! A transition takes the locked entry and unlocks it. The second word changes first, and the word
-//! when the entry is unlocked. So a process that is killed in between leaves the old state with the
-//! new second word. That must do no harm in a state whose second word is needed to load the page
-//! (`Placed`, `Member`). There are three cases. The page is not needed any more, since the call
-//! that replaces it is repeated. Or the second word is the same. Or both old words are noted first
-//! (see [`LockedEntry::moved_on_backing`]).
+//! when the entry is unlocked. A process that is killed in between thus leaves the old state with
+//! the new second word. That must do no harm in a state whose second word is needed to load the
+//! page (`Placed`, `Member`). There are three cases. The page is not needed any more, since the
+//! caller repeats the call that replaces it. Or the second word is the same. Or both old words are
+//! noted first (see [`LockedEntry::moved_on_backing`]).
 //!
 //! The caller frees the old state's object or record once the entry does not refer to it: a
-//! transition that replaces a state returns it.
+//! transition that replaces a state returns the old one.
 
 use super::{Entry, EntryLock};
 use crate::compress::Codec;
@@ -41,7 +41,8 @@ enum Is {
 
 use Is::{Absent as IsAbsent, Filled, InFlight, Placed, Pooled, Shared};
 
-/// Any page. A record is never filled or shared; a piece of a unit is neither, and no member.
+/// Any page. A record is never filled or shared; a piece of a unit is never filled, shared or a
+/// member.
 const ANY: &[Is] = &[IsAbsent, Filled, Pooled, InFlight, Placed, Shared, Is::Member];
 
 /// A row of the table.
@@ -130,7 +131,8 @@ transitions! {
         "recovery: nothing is in flight any more; a sharer refers to its record; records and units without pages are gone";
 }
 
-/// An entry that only this thread may read and change. A transition unlocks it, or its drop.
+/// An entry that only this thread may read and change. A transition unlocks it, and so does its
+/// drop.
 pub(crate) struct LockedEntry<'a> {
     lock: EntryLock<'a>,
     view: &'a View<'a>,
@@ -237,7 +239,7 @@ impl<'a> LockedEntry<'a> {
         self.replace(&STORED, Word::new(state).with_cold(is_piece), OFF)
     }
 
-    /// The page is on the backing only, written there just now.
+    /// The page was just written to the backing, and is only there.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn written_through(self, to: Extent, proof: u64) -> State {
         self.replace(&WRITTEN_THROUGH, Word::new(State::Placed(to)), proof)
@@ -273,8 +275,8 @@ impl<'a> LockedEntry<'a> {
         self.view.counters().increment(ObjectsMoved);
     }
 
-    /// Gives an entry a second chance, which was taken off its list and has been used since it was
-    /// put there.
+    /// Gives a second chance to an entry that was taken off its list, and was used while it was on
+    /// the list.
     pub(crate) fn spared(mut self) {
         self.begin_off(&SPARED);
         let is_piece = self.view.kind(self.key) == KeyKind::Piece;
@@ -284,8 +286,8 @@ impl<'a> LockedEntry<'a> {
         self.list();
     }
 
-    /// The object of an entry that was taken off its list was copied and is on its way. The entry
-    /// has `mark` until any other transition, except a move.
+    /// The object of an entry that was taken off its list was copied, and the copy is in flight.
+    /// The entry has `mark` until any other transition, except a move.
     pub(crate) fn in_flight(mut self, mark: u64) {
         self.begin_off(&IN_FLIGHT);
         let word = self.word().with_in_flight(true);
@@ -293,19 +295,19 @@ impl<'a> LockedEntry<'a> {
         self.lock.set_second(mark);
     }
 
-    /// The object on its way is on the backing.
+    /// The copy in flight is on the backing.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn landed(self, to: Extent, proof: u64) -> State {
         self.replace(&LANDED, Word::new(State::Placed(to)), proof)
     }
 
-    /// The page, on its way or in another unit, is in a unit.
+    /// The page, in flight or in another unit before, is in a unit.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn joined(self, member: UnitMember, checksum: u32) -> State {
         self.replace(&JOINED, Word::new(State::Member(member)), checksum.into())
     }
 
-    /// The object, on its way or only taken off its list, stays and is the oldest again.
+    /// The object, in flight or only taken off its list, stays and is the oldest again.
     pub(crate) fn returned(mut self) {
         self.stay(&RETURNED, self.word().is_cold());
         self.lists().of(self.word()).push_oldest(&SecondWords(self.view), self.key);
@@ -334,8 +336,9 @@ impl<'a> LockedEntry<'a> {
         self.replace(&MOVED_ON_BACKING, Word::new(State::Placed(to)), proof)
     }
 
-    /// The object becomes the record's, and the entry shares it. The object's header names `record`
-    /// as its owner already. In between both refer to the object, and it is the record's.
+    /// The object becomes the record's, and the entry shares the record. The object's header
+    /// already names `record` as its owner. For a moment both entries refer to the object, which is
+    /// the record's.
     pub(crate) fn shared(self, record: LockedEntry<'_>) {
         let (state, key) = (self.state(), record.key);
         let old = record.stored(state);
@@ -397,14 +400,14 @@ impl<'a> LockedEntry<'a> {
         self.view.lists()
     }
 
-    /// Removes it from its list, if it is on one.
+    /// Removes the entry from its list, if it is on one.
     fn unlist(&self) {
         if Is::of(self.word()) == Pooled {
             self.lists().of(self.word()).remove(&SecondWords(self.view), self.key);
         }
     }
 
-    /// Adds it to its list as the newest, if it belongs on one.
+    /// Adds the entry to its list as the newest, if it belongs on one.
     fn list(&self) {
         if Is::of(self.word()) == Pooled {
             self.lists().of(self.word()).push(&SecondWords(self.view), self.key);
@@ -452,7 +455,8 @@ impl View<'_> {
     pub(crate) fn take_oldest(&self, list: List) -> Option<(LockedEntry<'_>, Object)> {
         let list = self.lists().get(list);
         std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {
-            // It was not locked until here: it may be gone by now, or stored anew and on a list.
+            // The entry was not locked until here: it may be gone by now, or stored anew and on a
+            // list.
             let locked = self.lock(key)?;
             let State::Pooled(object) = locked.state() else { return None };
             let is_off = !locked.word().is_in_flight() && locked.lock.second() == OFF;
@@ -468,8 +472,9 @@ impl View<'_> {
 
 /// Entries of a killed process, before other threads use them.
 impl View<'_> {
-    /// Makes an entry unlocked and not in flight, as it was published last. Repairs its second word
-    /// where its change was not completed. The second word of a page in the pool is cleared.
+    /// Restores an entry as it was published last, unlocked and not in flight. Repairs its second
+    /// word if the process ended during a change of both words. The second word of a page in the
+    /// pool is cleared.
     pub(crate) fn recover(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
         let word = entry.peek();
         let second = entry.second.load(Ordering::Relaxed);
