@@ -402,6 +402,7 @@ impl Pager {
             stored: of("stores"),
             out: of("stored_pages"),
             pool: of("pool_total_size"),
+            backing: of("backing_live_size"),
             remote: inner.cache.remote().bytes,
         }
     }

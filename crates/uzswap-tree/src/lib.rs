@@ -258,6 +258,7 @@ impl Tree {
             slot.stored.fetch_add(since.stored, Relaxed);
             slot.out.store(since.out, Relaxed);
             slot.pool.store(since.pool, Relaxed);
+            slot.backing.store(since.backing, Relaxed);
             slot.remote.store(since.remote, Relaxed);
         }
     }
@@ -410,10 +411,10 @@ mod tests {
         let _watcher = Tree::create(&path, 100, 5).unwrap();
         let own = path.as_path().into_with_c_str(|path| Ok(Tree::join(path))).unwrap().unwrap();
         own.allowance(70, false);
-        own.note(Figures { faults: 5, stored: 7, out: 3, pool: 9, remote: 4 });
-        own.note(Figures { faults: 1, stored: 0, out: 2, pool: 8, remote: 3 });
+        own.note(Figures { faults: 5, stored: 7, out: 3, pool: 9, backing: 6, remote: 4 });
+        own.note(Figures { faults: 1, stored: 0, out: 2, pool: 8, backing: 5, remote: 3 });
         let looked = Tree::look(&path).unwrap();
-        let figures = Figures { faults: 6, stored: 7, out: 2, pool: 8, remote: 3 };
+        let figures = Figures { faults: 6, stored: 7, out: 2, pool: 8, backing: 5, remote: 3 };
         let (process, used, least, grew_to) = (std::process::id(), 70, 0, 0);
         let name = Name::new(0, process);
         let member = Member {

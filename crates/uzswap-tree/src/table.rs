@@ -127,6 +127,8 @@ pub struct Figures {
     pub out: u64,
     /// Bytes of memory of their pool.
     pub pool: u64,
+    /// Bytes of their records on the backing.
+    pub backing: u64,
     /// Bytes of their segments at a store in another machine's memory.
     pub remote: u64,
 }
@@ -257,6 +259,7 @@ impl Table {
                 stored: slot.stored.load(Relaxed),
                 out: slot.out.load(Relaxed),
                 pool: slot.pool.load(Relaxed),
+                backing: slot.backing.load(Relaxed),
                 remote: slot.remote.load(Relaxed),
             },
         })
@@ -386,6 +389,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) stored: AtomicU64,
     pub(crate) out: AtomicU64,
     pub(crate) pool: AtomicU64,
+    pub(crate) backing: AtomicU64,
     pub(crate) remote: AtomicU64,
     /// The time at which it began, or at which [`Table::put_last`] moved it, milliseconds.
     pub(crate) began: AtomicU64,
@@ -410,8 +414,10 @@ impl ProcessSlot {
             number.store(0, Relaxed);
         }
         let Self { used, grew_to, reserved, least, worked, .. } = self;
-        let Self { faults, stored, out, pool, remote, .. } = self;
-        for number in [used, grew_to, reserved, least, worked, faults, stored, out, pool, remote] {
+        let Self { faults, stored, out, pool, backing, remote, .. } = self;
+        for number in
+            [used, grew_to, reserved, least, worked, faults, stored, out, pool, backing, remote]
+        {
             number.store(0, Relaxed);
         }
     }

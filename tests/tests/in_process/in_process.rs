@@ -53,9 +53,11 @@ fn what_does_not_fit_goes_to_the_disk_and_a_fork_has_a_copy_of_it() {
     let without = run(folder.path(), &[&start[..], &["none"], &program].concat());
     let said = String::from_utf8_lossy(&without.stderr);
     assert!(!without.status.success() && said.contains("no memory is left"), "{said}");
+    assert!(!said.contains("  backing "), "{said}");
     let with = run(folder.path(), &[&start[..], &["HERE:1G"], &program].concat());
     let said = String::from_utf8_lossy(&with.stderr);
     assert!(with.status.success(), "{}: {said}", with.status);
+    assert!(said.contains("  backing "), "{said}");
     assert_eq!(with.stdout, b"12500\n");
 }
 

@@ -191,6 +191,7 @@ fn tell(
         stores: table.stored.load(Relaxed),
         pool_peak: watch.peak.pool,
         ratio: watch.peak.ratio,
+        backing_peak: watch.peak.backing,
         beyond: watch.peak.beyond.of(peak, arguments.memory, explained),
         remote: watch.peak.remote.map(|peak| AtStore::new(&table.remote.get(), peak)),
         load_control: watch.suspensions,
@@ -234,6 +235,8 @@ struct InProcessReport {
     pool_peak: u64,
     /// Bytes of pages for one byte of pool at that time.
     ratio: f64,
+    /// Most bytes of compressed pages on the backing.
+    backing_peak: u64,
     /// The reason for a peak above the limit that `left_alone` does not explain.
     beyond: Option<Beyond>,
     /// The store in another machine's memory, if there is one.
@@ -261,6 +264,9 @@ impl InProcessReport {
         if self.pool_peak > 0 {
             let pool = size::show(self.pool_peak);
             text += &format!("  pool      {pool} at its peak, ratio {:.2} : 1\n", self.ratio);
+        }
+        if self.backing_peak > 0 {
+            text += &format!("  backing   {} at its peak\n", size::show(self.backing_peak));
         }
         if let Some(beyond) = &self.beyond {
             text += &format!("uzswap: beyond the limit: {beyond}\n");
@@ -291,6 +297,7 @@ impl InProcessReport {
 struct Peak {
     pool: u64,
     ratio: f64,
+    backing: u64,
     beyond: Beyond,
     /// Bytes at the store, if there is one.
     remote: Option<u64>,
@@ -305,17 +312,20 @@ impl Peak {
         table.count_silent(|pid| process::anonymous_bytes(pid as i32).unwrap_or(0));
         let members: Vec<_> = table.members().collect();
         self.beyond.look(&members, table.total.load(Relaxed));
-        let (mut used, mut out, mut pool, mut remote) = (0, 0, 0, 0);
+        let (mut used, mut out, mut pool) = (0, 0, 0);
+        let (mut backing, mut remote) = (0, 0);
         for member in members {
             used += member.used;
             out += member.figures.out * PAGE_BYTES as u64;
             pool += member.figures.pool;
+            backing += member.figures.backing;
             remote += member.figures.remote;
         }
         let ratio = out as f64 / pool.max(1) as f64;
         if pool > self.pool {
             (self.pool, self.ratio) = (pool, ratio);
         }
+        self.backing = self.backing.max(backing);
         self.remote = self.remote.map(|peak| peak.max(remote));
         let faults = table.faults.load(Relaxed);
         self.favour_oldest(table, faults);
