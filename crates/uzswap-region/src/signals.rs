@@ -1,6 +1,6 @@
-//! The handler of SIGBUS of a program whose faults are served in-thread
-//! ([`crate::Mode::InThread`]): it is the pager's, and the program's own handler gets the signals
-//! that are not of a region.
+//! The handler of SIGBUS in a program whose faults are served in-thread
+//! ([`crate::Mode::InThread`]) is the pager's. The program's own handler gets the signals that
+//! come from outside of regions.
 //!
 //! A handler that was set before the first pager is kept. A later one must not replace ours: a
 //! library that stands before the C library routes `sigaction` and `signal` to [`set_action`],

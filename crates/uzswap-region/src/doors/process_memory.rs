@@ -57,8 +57,8 @@ pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
     unsafe { set_access(range, access) }
 }
 
-/// The same for a process that may have no mapping left: other threads, or pages that leave, may
-/// give one back, so it is tried so many times, a millisecond apart.
+/// The same for a process that may have no mapping left. Other threads, or pages that leave, may
+/// give one back. So the call is tried `tries` times, a millisecond apart.
 pub(crate) fn allow_patiently(
     range: &Range<usize>,
     access: Access,
