@@ -5,8 +5,8 @@
 //! 128 bytes below the stack pointer (the red zone).
 //!
 //! Saving the whole extended state takes longer than the rest of the work for most calls. So a
-//! first function gets each call, whose code changes only the lower halves of vector registers, as
-//! any code for baseline x86-64 may.
+//! first function gets each call. Its code changes only the lower halves of vector registers, like
+//! any code for baseline x86-64.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -38,7 +38,7 @@ pub struct Frame {
     rsi: u64,
     rdx: u64,
     rbx: u64,
-    /// Where the bare call is.
+    /// The address of the bare call.
     bare: u64,
     r15: u64,
     r14: u64,
@@ -66,8 +66,8 @@ impl Frame {
         std::ptr::from_ref(call).cast()
     }
 
-    /// The program's registers as if it had made the call itself: before its `syscall`, unless it
-    /// was made, and then behind it, with this answer.
+    /// The program's registers as if it had made the call itself: at its `syscall` or, if the call
+    /// was made, behind it with this answer.
     ///
     /// # Safety
     /// The thread is in this call.
@@ -89,11 +89,11 @@ impl Frame {
     }
 }
 
-/// Behind the `syscall` that was replaced, by the address of its stub's bare call, which ends with
-/// a jump there.
+/// The address behind a replaced `syscall`, by that of its stub's bare call, which ends with a jump
+/// there.
 ///
 /// # Safety
-/// It is such an address.
+/// `bare` is the address of such a call.
 pub(crate) unsafe fn behind_site(bare: usize) -> usize {
     const JUMP_END: usize = 7;
     // SAFETY: behind two bytes of `syscall` and one of the jump are four of its distance.

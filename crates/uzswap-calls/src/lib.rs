@@ -25,7 +25,6 @@
     reason = "code that is read, written and jumped to: sites are decoded from the start of their functions; no other thread runs while they are replaced; a stub keeps the registers that a system call keeps"
 )]
 
-// In the order in which to read them.
 pub mod filter;
 pub mod table;
 mod treatment;

@@ -141,8 +141,8 @@ impl Patcher {
         self.traps.retain(|address, _| !range.contains(address));
     }
 
-    /// Where a thread is as the program knows it that makes a bare call, or has just made it: at
-    /// the `syscall` that was replaced, or behind it. `None`: it is at no bare call. Safe in a
+    /// The place, as the program knows it, of a thread that makes a bare call, or has just made it:
+    /// at the replaced `syscall`, or behind it. `None`: the thread is at no bare call. Safe in a
     /// signal handler.
     pub fn site_of_bare(instruction: usize) -> Option<usize> {
         let is_bare = |at: usize| Self::resume_at(at) == Some(at.wrapping_sub(BARE) + MOV_BYTES);
@@ -158,7 +158,7 @@ impl Patcher {
     }
 
     /// Prepares the replacement of sites whose number is unknown or wanted. Sites that were
-    /// replaced before stay as they are. Code in `writable` stays so afterwards.
+    /// replaced before stay as they are. Code in `writable` stays writable.
     pub fn prepare(
         &mut self,
         sites: &[Site],
@@ -298,12 +298,12 @@ fn stack_growth() -> usize {
 }
 
 /// Sites that are ready to be replaced. Their code is writable until this is dropped; then it has
-/// the access that it had.
+/// its former access.
 #[derive(Debug)]
 #[must_use = "nothing is replaced before `apply`"]
 pub struct PreparedPatch {
     sites: Vec<(Site, usize)>,
-    /// Those that were not writable.
+    /// The pages that were not writable.
     pages: Vec<Range<usize>>,
     patched: Patched,
 }
@@ -359,7 +359,8 @@ fn put(at: usize, bytes: &[u8]) {
     }
 }
 
-/// All code that may be written. A program that was linked by `ld -N` has its variables beside it.
+/// All code that may be written. A program that was linked by `ld -N` has its variables beside its
+/// code.
 pub fn writable_code() -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string("/proc/thread-self/maps")?;
     let all = maps.lines().filter_map(Mapped::parse);

@@ -26,8 +26,8 @@ pub(crate) const JMP_NEAR_BYTES: usize = 2;
 /// `xor eax, eax`, for `read`, number 0.
 pub(crate) const XOR_EAX: [u8; 2] = [0x31, 0xc0];
 
-/// `mov rax, 15`: the return from a signal's handler. The registers that it restores belong to no
-/// call, and it may not trap. It is no site.
+/// `mov rax, 15`: the return from a signal's handler. It restores registers that belong to no call,
+/// and may not trap. So it is no site.
 const SIGRETURN: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
 
 /// A `syscall` instruction.
@@ -92,15 +92,15 @@ pub struct Module {
     pub range: Range<usize>,
     /// Most bytes that its variables take in each thread, if it was loaded with the program.
     pub thread_bytes: usize,
-    /// It was made by the Go compiler: it makes calls on stacks of 2 KiB.
+    /// True if the Go compiler made it: Go makes calls on stacks of 2 KiB.
     pub is_go: bool,
     code: Vec<Range<usize>>,
     /// The segment that begins with the table of functions, and ends with the file's last one.
     tables: Option<Range<usize>>,
 }
 
-/// All files that the dynamic linker has mapped, and the kernel's own (vDSO): it makes the calls
-/// that it leaves to the kernel.
+/// All files that the dynamic linker has mapped, and the kernel's own (vDSO), which makes calls for
+/// the work that it leaves to the kernel.
 pub fn modules() -> Vec<Module> {
     unsafe extern "C" fn add(
         info: *mut libc::dl_phdr_info,
@@ -118,8 +118,8 @@ pub fn modules() -> Vec<Module> {
     found
 }
 
-/// Makes the tables of the decoder, which makes them when it is first used. A child of a fork that
-/// is made meanwhile would wait for them for ever.
+/// Makes the decoder's tables, which the decoder would make at its first use. A child that is
+/// forked meanwhile would wait for them for ever.
 pub fn make_tables() {
     let _ = Decoder::new(64, &[], DecoderOptions::NONE);
 }
@@ -155,8 +155,8 @@ struct Tables {
 }
 
 impl Tables {
-    /// Those of a file of which the code at `offset` is mapped at an address. `None`: it is no file
-    /// of the dynamic linker's, or has none that it contains wholly.
+    /// The tables of a file whose code at `offset` is mapped at an address. `None`: the dynamic
+    /// linker does not load such a file, or the file does not contain its tables wholly.
     fn of_file(address: usize, file: BorrowedFd<'_>, offset: u64, file_bytes: u64) -> Option<Self> {
         const PAGE: u64 = 4096;
         let mut head = [0; 4096];
@@ -276,8 +276,8 @@ impl Module {
     }
 }
 
-/// True if one of a segment of notes is Go's. Each has the length of its name, that of its content,
-/// a kind, and both, which begin at multiples of four.
+/// True if a segment of notes has one of Go's. A note has the length of its name, the length of its
+/// content, a kind, the name and the content. The last two begin at multiples of four.
 ///
 /// # Safety
 /// The range is mapped.
@@ -460,7 +460,7 @@ struct Functions<'a> {
 }
 
 impl<'a> Functions<'a> {
-    /// Those that begin at an address with their index, and end with their segment.
+    /// The tables that begin at an address with their index, and end with their segment.
     fn new(start: usize, tables: &'a [u8]) -> Option<Self> {
         let bases = BaseAddresses::default().set_eh_frame_hdr(start as u64);
         let parsed = EhFrameHdr::new(tables, NativeEndian).parse(&bases, 8).ok()?;

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// others need.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Threads wait for this: the turn, as it is in [`STAYING`].
+/// The turn, as it is in [`STAYING`]: stopped threads wait on this word.
 static TURN: AtomicU32 = AtomicU32::new(0);
 /// The stopped threads of this turn: 16 bits of the turn, odd while threads must stop, and 48 of
 /// the address of the [`Node`] that came last.
@@ -83,7 +83,7 @@ pub fn waited_call(thread: i32) -> Option<WaitedCall> {
     WaitedCall::parse(str::from_utf8(&text[..bytes]).ok()?)
 }
 
-/// On the stack of the thread, which stays there until the turn is over.
+/// An entry of the list, on the stack of its thread, which stays there until the turn is over.
 struct Node {
     staying: Staying,
     /// Written by the thread that stops the others, before it ends the turn.
@@ -169,8 +169,8 @@ struct Asked {
 
 /// Does `work` while all other threads, except those in `spared`, are in [`stay`]; `None` if they
 /// could not be stopped in time. `list` lists all, as [`threads`] does, and `call` tells the call
-/// of one, as [`waited_call`] does. `work` takes no lock and allocates no memory that they may
-/// have. One thread at a time.
+/// of one, as [`waited_call`] does. `work` takes no lock that a stopped thread may have, an
+/// allocator's included. Called by one thread at a time.
 pub fn others<R>(
     signal: i32,
     spared: &[i32],
@@ -275,8 +275,8 @@ struct Info {
 
 const _: () = assert!(size_of::<Info>() == 128);
 
-/// True while threads are asked to stop. Where a user may queue no more signals, the kernel drops
-/// the value of one.
+/// True while threads are asked to stop. Where a user may queue no more signals, the kernel drops a
+/// signal's value.
 pub fn is_asking() -> bool {
     !turn_of(STAYING.load(SeqCst)).is_multiple_of(2)
 }

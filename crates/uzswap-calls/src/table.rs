@@ -50,8 +50,8 @@ pub fn is_looked_at(number: u32) -> bool {
     !matches!(treatment(number.into()), Left | Absent)
 }
 
-/// It uses no memory. The kernel does not restart it after a signal, so we do; for that it must be
-/// replaced.
+/// A call that uses no memory. The kernel does not restart it after a signal, so we do; for that it
+/// must be replaced.
 const AGAIN: &str = "restarted after our signal";
 
 /// All calls, by number.

@@ -41,7 +41,7 @@ impl Ballast {
         self.bytes
     }
 
-    /// Takes up to `bytes` more, or fewer once there is no free slot; the bytes taken.
+    /// Takes up to `bytes` more, or fewer once there is no free slot. Returns the bytes taken.
     pub fn grow(&mut self, bytes: u64) -> io::Result<u64> {
         let mut grown = 0;
         while grown < bytes {
@@ -55,8 +55,7 @@ impl Ballast {
         Ok(grown)
     }
 
-    /// Makes pages at the end and has them swapped out. `false` where they were not; then they are
-    /// removed.
+    /// Makes pages at the end and has them swapped out. `false`: they were not, and are removed.
     fn push(&mut self, bytes: usize) -> io::Result<bool> {
         rustix::fs::ftruncate(&self.file, self.bytes + bytes as u64)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
@@ -105,7 +104,8 @@ unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
         if tried > 0 {
             std::thread::sleep(Duration::from_millis(1 << tried));
         }
-        // SAFETY: the caller's promise. An error leaves the pages, which is looked at.
+        // SAFETY: the caller's promise. An error leaves the pages in memory, which the next lines
+        // find.
         let _ = unsafe { mm::madvise(window, bytes, Advice::LinuxPageOut) };
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
         swapped(&maps, window.addr()) >= bytes as u64

@@ -140,7 +140,7 @@ impl Group {
         }
     }
 
-    /// Undoes that, so that it may have processes itself again.
+    /// Undoes [`Self::pass_memory_on`], so that the group may have processes itself again.
     pub fn keep_memory_back(&self) -> io::Result<()> {
         match self.version {
             Version::V1 => Ok(()),
@@ -161,8 +161,8 @@ impl Group {
     }
 
     /// Limits the memory of the group in bytes; swap stays unlimited. On version 1 a limit that
-    /// cannot be kept is refused (`EBUSY`). On version 2 such a limit would kill processes at once.
-    /// So this reclaims memory first, and refuses a limit that reclaim does not reach.
+    /// cannot be kept is refused (`EBUSY`). On version 2 such a limit would kill processes
+    /// immediately. So this reclaims memory first, and refuses a limit that reclaim does not reach.
     ///
     /// On version 2 the kernel keeps the group at `bytes` by reclaim and delay (`memory.high`), and
     /// kills processes only beyond `bytes + slack`. Version 1 has one limit.
@@ -279,8 +279,8 @@ impl Group {
         groups.iter().chain([&self.path]).flat_map(|group| listed(group)).collect()
     }
 
-    /// The folder of its freezer: inside it, so that memory is charged as before. Where the memory
-    /// controller is on a hierarchy of its own, it is at the top of the unified one.
+    /// The folder of its freezer: inside the group, so that memory is charged as before. Where the
+    /// memory controller is on a hierarchy of its own, it is at the top of the unified one.
     pub fn freezer(&self) -> Option<PathBuf> {
         match self.version {
             Version::V1 => Some(unified_root()?.join(self.path.file_name()?)),

@@ -26,7 +26,7 @@ pub fn current() -> usize {
 }
 
 /// `UZSWAP_TEST_CPUS`, in builds with debug assertions: tests then run as on a machine with so many
-/// processors, on each of which every thread is in turn.
+/// processors, and each thread is on all of them in turn.
 fn pretended() -> Option<usize> {
     static CPUS: LazyLock<Option<usize>> =
         LazyLock::new(|| std::env::var("UZSWAP_TEST_CPUS").ok()?.parse().ok());

@@ -68,7 +68,7 @@ pub struct Stopped {
     pub arguments: [u64; 6],
     /// Signals that it blocks, from 1 on.
     pub blocked: u64,
-    /// The stack for signals that the kernel will know of it when it goes on.
+    /// The signal stack that the kernel will know for the thread when it goes on.
     pub signal_stack: libc::stack_t,
     /// The value that was sent with the signal (`sigqueue`), if any.
     pub value: Option<usize>,
@@ -78,7 +78,7 @@ pub struct Stopped {
 static STACKS: OnceLock<Stacks> = OnceLock::new();
 
 /// The process of these handlers. A process from `vfork` lives in our memory until it is another
-/// program, and may set its own.
+/// program, and may set its own handlers.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(target_env = "gnu")]
@@ -108,7 +108,7 @@ fn install(signal: c_int) -> io::Result<()> {
     // SAFETY: the mask is a set; the handler has the form of SA_SIGINFO.
     let done = unsafe {
         libc::sigfillset(&mut ours.sa_mask);
-        // The C library's calls may have been replaced with it.
+        // A replaced call of the C library raises SIGILL.
         libc::sigdelset(&mut ours.sa_mask, libc::SIGILL);
         add_cancellation(&mut ours.sa_mask);
         real_sigaction(signal, &ours, std::ptr::null_mut())
@@ -116,7 +116,7 @@ fn install(signal: c_int) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Adds the signal by which the C library cancels threads, which its own function leaves out. Its
+/// Adds the signal by which the C library cancels threads, which `sigfillset` leaves out. Its
 /// handler unwinds a thread that may be cancelled at any time, and our locks would stay taken.
 fn add_cancellation(set: &mut libc::sigset_t) {
     const SIGCANCEL: u64 = 32;
@@ -140,7 +140,7 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
 /// True once faults are the program's again.
 static ARE_GIVEN_BACK: AtomicBool = AtomicBool::new(false);
 
-/// Has the kernel begin the program's handlers of faults itself: no fault is ours from now on.
+/// Makes the kernel begin the program's handlers of faults itself: no fault is ours from now on.
 /// SIGILL stays ours.
 pub fn give_back() {
     let signals = [libc::SIGBUS, libc::SIGSEGV].map(|signal| (signal, hook_of(signal)));
@@ -226,7 +226,7 @@ pub unsafe fn set_handler_once(signal: c_int, function: usize) -> usize {
     }
 }
 
-/// Sets a handler with these flags; returns the one before. `None` for the C library's own.
+/// Sets a handler with these flags; returns the one before. `None`: the signal is none of ours.
 ///
 /// # Safety
 /// As of `signal`.
@@ -243,7 +243,7 @@ unsafe fn swap_handler(signal: c_int, function: usize, flags: c_int) -> Option<u
 /// Calls `serve` for each SIGBUS from now on. Once in a process.
 pub fn on_bus(serve: Serve) -> io::Result<()> {
     if STACKS.get().is_none() {
-        // Another thread may do the same at once: then its stacks are used.
+        // If another thread has just done the same, its stacks are used.
         let _ = STACKS.set(Stacks::new()?);
     }
     hook(libc::SIGBUS, &BUS, serve)
@@ -289,14 +289,14 @@ pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
     hook(libc::SIGILL, &ILL, |_| false)
 }
 
-/// Has `deliver` begin the program's handlers of signals that are not ours, in place of a call of
-/// them in our own. Once in a process.
+/// Makes `deliver` begin the program's handlers of signals that are not ours, instead of a call in
+/// our handler. Once in a process.
 pub fn deliver_by(deliver: Deliver) {
     // The first one stays.
     let _ = DELIVER.set(deliver);
 }
 
-/// Has `complete` called before a signal of ours ends the process, since the program has no
+/// Makes `complete` run before a signal of ours ends the process, for which the program has no
 /// handler. Once in a process.
 pub fn before_default(complete: fn()) {
     // The first one stays.
@@ -355,9 +355,9 @@ impl Drop for Blocked {
 /// The function for [`set_masks_by`].
 static SET_MASK: OnceLock<fn(u64)> = OnceLock::new();
 
-/// Has masks be set by a function, which is given the kernel's set. Once in a process. The C
-/// library's leaves two signals of its own out. Its threads that wait for a timer (`SIGEV_THREAD`)
-/// block one of them, and would not get it any more.
+/// Makes a function set masks, which gets the kernel's set. Once in a process. The C library's
+/// function leaves out two signals of its own. Threads of the C library that wait for a timer
+/// (`SIGEV_THREAD`) block one of them, and would not get it any more.
 pub fn set_masks_by(set: fn(u64)) {
     // The first one stays.
     let _ = SET_MASK.set(set);
@@ -376,7 +376,7 @@ fn set_mask(mask: &libc::sigset_t) {
 
 fn hook(signal: c_int, hook: &'static Hook, serve: Serve) -> io::Result<()> {
     if hook.serve.get().is_some() {
-        // A handler that was set since was set past us.
+        // Any handler that was set since then was set past us.
         return if signal == libc::SIGBUS { take_back() } else { Ok(()) };
     }
     let before = of_kernel(signal)?;
@@ -409,8 +409,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let mut is_ours = is_done;
     let mut serve = || is_ours = serve(Fault { address, is_write, instruction });
     match STACKS.get() {
-        // A process has sent it, so it has no address. Memory of ours is no code, and a protection
-        // key that denies an access is the program's.
+        // A sent signal has no address. Memory of ours is no code, and a protection key that denies
+        // an access is the program's.
         _ if is_sent || is_done || cause.is_fetch || cause.is_by_key => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
@@ -519,7 +519,7 @@ unsafe fn pass_on(
     }
 }
 
-/// Calls a handler of the program's as the kernel would have, on the stack of ours.
+/// Calls a handler of the program's as the kernel would have, on the stack of our handler.
 ///
 /// # Safety
 /// It is one of the program's, and the other arguments are those of a handler of `signal`.

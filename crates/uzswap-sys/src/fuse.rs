@@ -36,7 +36,7 @@ pub fn join(other: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Unmounts `path`, at once even if it is in use or its server is dead.
+/// Unmounts `path` immediately, even if it is in use or its server is dead.
 pub fn unmount(path: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }

@@ -337,8 +337,8 @@ pub fn unshare(page: usize) -> io::Result<()> {
 /// Decides if the kernel may join a range of anonymous memory with its neighbours to one mapping.
 /// Errors: the range has holes.
 pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
-    // Of anonymous memory the kernel only notes this advice, and joins no mappings that differ in
-    // it.
+    // For anonymous memory the kernel only notes this advice, and does not join mappings that
+    // differ in it.
     let advice = if is_joined { Advice::Normal } else { Advice::Random };
     // SAFETY: changes no contents.
     let done = unsafe { mm::madvise(range.start as *mut c_void, range.len(), advice) };

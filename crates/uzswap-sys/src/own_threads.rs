@@ -3,7 +3,7 @@
 //! A program may give its threads any names, those of ours as well. So each of ours enters its
 //! number here when it starts; until then, a count says that it is coming. And it enters the
 //! address of its block (`pthread_self`), where its stack ends: the kernel may have joined the
-//! stack with memory behind it. They are started on stacks of ours.
+//! stack with memory behind it. Our threads are started on stacks of ours.
 
 mod start;
 

@@ -12,8 +12,8 @@ fn of(folder: &str) -> Option<u32> {
     u32::try_from(file.ino()).ok()
 }
 
-/// True if `/proc` is there, and has this process by another number than its own: it is that of
-/// another PID namespace.
+/// True if `/proc` is mounted and is of another PID namespace: it lists this process by another
+/// number.
 pub fn has_foreign_proc() -> bool {
     let listed = std::fs::read_link("/proc/self").ok();
     listed.is_some_and(|listed| listed.as_os_str() != std::process::id().to_string().as_str())

@@ -36,8 +36,8 @@ impl OwnMemory {
         Ok(Self(crate::process::out_of_the_way(file)?))
     }
 
-    /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's
-    /// memory.
+    /// Opens it anew under the same descriptor: in a forked child, whose descriptor is of the
+    /// parent's memory.
     pub fn renew(&self) -> io::Result<()> {
         let new = Self::opened()?;
         crate::process::take_place(&new.0, &self.0)
@@ -78,7 +78,7 @@ impl OwnMemory {
 }
 
 /// Writes memory without a descriptor. Memory that the process may only read is made writable
-/// meanwhile, so there must be one thread then.
+/// meanwhile, so the process must have one thread.
 ///
 /// # Safety
 /// It is private and anonymous, and no code relies on its content.

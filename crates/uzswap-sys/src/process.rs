@@ -119,7 +119,7 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
 
 /// The same descriptor under a high number, closed by `exec`: the program may use low numbers of
 /// its own choice (`dup2`). Without a free number it stays as it is. Error: the program has closed
-/// it meanwhile, as it closed all that it did not know.
+/// the descriptor meanwhile, as it closed all that it did not know.
 pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // The kernel's table of descriptors reaches up to the highest.
@@ -158,7 +158,7 @@ pub fn raise_descriptor_limit() {
 pub struct Lifted(Vec<(Resource, Rlimit)>);
 
 impl Lifted {
-    /// Raises each limit that is below a number. It may still be: [`may_write_to`].
+    /// Raises each limit that is below a number. A limit may still be lower: see [`may_write_to`].
     pub fn new(wanted: &[(Resource, u64)]) -> Self {
         let with_limits =
             wanted.iter().map(|(resource, least)| (*resource, *least, getrlimit(*resource)));
@@ -280,9 +280,9 @@ pub fn has_parents_memory(pid: i32) -> bool {
     parent.is_some_and(|one| unsafe { libc::syscall(libc::SYS_kcmp, pid, one, MEMORY, 0, 0) } == 0)
 }
 
-/// True if any thread of the process with this number has memory. It may execute code then, or the
-/// kernel may write there for it. A killed thread gives up its memory before it closes its files,
-/// which may take for ever: so no thread has memory long before [`is_gone`].
+/// True if any thread of the process with this number has memory. Such a thread may execute code,
+/// or the kernel may write to the memory for it. A killed thread gives up its memory before it
+/// closes its files, which may take for ever: so no thread has memory long before [`is_gone`].
 pub fn has_memory(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let stats = tasks.flatten().filter_map(|task| read_stat(task.path()));
@@ -300,7 +300,7 @@ pub fn has_memory(pid: i32) -> bool {
 }
 
 /// True if the first thread of a process has given up its memory, or there is no such process: it
-/// has begun to end. Takes one look, where [`has_memory`] takes one at each thread.
+/// has begun to end. Looks once, where [`has_memory`] looks at each thread.
 pub fn is_ending(pid: i32) -> bool {
     let stat = read_stat(format!("/proc/{pid}").into());
     stat.and_then(|stat| memory_and_threads(&stat)).is_none_or(|(bytes, _)| bytes == 0)
@@ -421,7 +421,8 @@ pub fn call_filters(pid: i32) -> u32 {
     filters.max(u32::from(mode == 1))
 }
 
-/// The same for this process, also once its first thread, which `/proc/self` names, has ended.
+/// [`anonymous_bytes`] of this process, also after its first thread, which `/proc/self` names, has
+/// ended.
 pub fn own_anonymous_bytes() -> Option<u64> {
     unshared("/proc/thread-self/statm")
 }
@@ -431,7 +432,7 @@ fn unshared(path: &str) -> Option<u64> {
 }
 
 /// Bytes of this process's anonymous memory that it shares with others since a fork, less its own
-/// part: those are counted once for all. The kernel walks over each page for it.
+/// part: all processes together count a page once. The kernel walks over each page for it.
 pub fn own_shared_bytes() -> Option<u64> {
     let sums = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
     Some(sum(&sums, "Anonymous:")?.saturating_sub(sum(&sums, "Pss_Anon:")?))
@@ -462,12 +463,12 @@ pub fn own_used_and_usable_bytes() -> Option<[u64; 2]> {
 
 /// Bytes: resident, the shared part of it, code, libraries (0), private memory that may be written.
 fn statm(path: &str) -> Option<[u64; 5]> {
-    // Seven numbers, read into a buffer on the stack: at the first look at a program it has no
-    // memory of ours.
+    // Seven numbers, read into a buffer on the stack: at the first look at a program there is no
+    // memory of ours yet.
     let mut statm = [0; 160];
     let file = std::fs::File::open(path).ok()?;
     // Another thread of the program may close all descriptors meanwhile and open a file of its own.
-    // This does not move it, and it stays open.
+    // `pread` does not move that file, and the file stays open.
     let bytes = rustix::io::pread(&file, &mut statm, 0).unwrap_or(0);
     let is_ours = rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == PROC_SUPER_MAGIC);
     let number = file.into_raw_fd();

@@ -35,7 +35,7 @@ impl PageState {
     }
 }
 
-/// The files of a process that has them.
+/// The files that show a process's pages.
 #[derive(Debug)]
 pub struct ProcessPages {
     /// `/proc/PID/mem`.

@@ -22,7 +22,7 @@ compile_error!("uzswap knows no registers of this processor; build it for x86-64
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cause {
     pub(crate) is_write: bool,
-    /// Of an instruction.
+    /// It fetched an instruction.
     pub(crate) is_fetch: bool,
     /// Denied by a protection key (`pkey_mprotect`).
     pub(crate) is_by_key: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Cause {
     pub(crate) instruction: usize,
 }
 
-/// The registers of a stopped thread that say where it is.
+/// The registers that tell where a stopped thread is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Registers {
     /// The next instruction.

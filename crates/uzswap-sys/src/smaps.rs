@@ -31,8 +31,8 @@ impl Described<'_> {
 
 const PATH: &str = "/proc/thread-self/smaps";
 
-/// The text of all mappings of this process. By its thread: `/proc/self` is the first one's, and
-/// says that there is no memory once that has ended.
+/// The text of all mappings of this process. By the calling thread: `/proc/self` is the first
+/// thread's, and shows no memory once that thread has ended.
 ///
 /// Errors: `NotFound` where `/proc` is not mounted, or where the kernel was built without it.
 pub fn read() -> io::Result<String> {

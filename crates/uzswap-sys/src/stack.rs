@@ -34,7 +34,7 @@ impl Stacks {
     /// Reserves them; they take memory when they are used.
     pub fn new() -> io::Result<Self> {
         let memory = Mapping::for_pages(COUNT * BYTES, PAGE_BYTES)?;
-        // A fork has faults too.
+        // A forked child has faults, too.
         memory.set_inherited(0, memory.len(), true)?;
         (0..COUNT).try_for_each(|at| memory.forbid(at * BYTES, PAGE_BYTES))?;
         Ok(Self { memory, taken: std::array::from_fn(|_| Taken::default()) })
@@ -79,8 +79,8 @@ impl Stacks {
 }
 
 /// Bytes above its return address that a function may read: its arguments on the stack, or their
-/// places. The last function called, by a tail call, may be such a one too: the C library's
-/// `syscall` reads a seventh argument, passed or not.
+/// places. The last function, reached by a tail call, may read them, too: the C library's `syscall`
+/// reads a seventh argument, passed or not.
 const ARGUMENTS: usize = 64;
 
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {

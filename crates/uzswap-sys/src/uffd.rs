@@ -116,8 +116,8 @@ impl Uffd {
         Ok(Self { fd, features: wanted, pagemap, stop })
     }
 
-    /// Opens it anew under the same descriptors, with nothing registered: in a fork, which has its
-    /// parent's.
+    /// Opens it anew under the same descriptors, with nothing registered: in a forked child, whose
+    /// descriptors are of the parent's memory.
     pub fn renew(&self) -> io::Result<()> {
         let is_signal = self.features & u64::from(raw::UFFD_FEATURE_SIGBUS) != 0;
         let delivery = if is_signal { Delivery::Signal } else { Delivery::Message };

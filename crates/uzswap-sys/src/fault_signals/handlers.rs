@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 const HANDLERS_MAX: usize = 8;
 
 /// The program's handlers of a signal. The first is the one that it had before us or has set since.
-/// Behind it are those that were set without our knowledge. Each of these believes that ours was
-/// before it, and may pass a signal on: then the signal goes to the one before it here.
+/// Behind it are those that were set without our knowledge. Each of these takes ours for the
+/// handler before it, and may pass a signal on: then the signal goes to the one before it in this
+/// list.
 pub struct Handlers {
     pub all: [Handler; HANDLERS_MAX],
     pub count: AtomicUsize,

@@ -24,8 +24,8 @@ pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Reserves inaccessible addresses: a kernel that locks mappings would bring all of an
-/// accessible one in at once.
+/// Reserves inaccessible addresses: if the program locks new mappings, the kernel would bring all
+/// of an accessible one in.
 pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
     assert!(align.is_power_of_two() && align >= PAGE_BYTES);
     let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);
@@ -45,7 +45,7 @@ pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Makes it accessible from now on.
+/// Makes the range accessible.
 pub fn open(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     let access = mm::MprotectFlags::READ | mm::MprotectFlags::WRITE;
     // SAFETY: the range is ours, and only its owner uses it.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-/// Of Linux 6.15: there is no page, and may be none (`MADV_GUARD_INSTALL`).
+/// Since Linux 6.15: there is no page, and none may come (`MADV_GUARD_INSTALL`).
 const GUARD: u64 = 1 << 58;
 
 fn is_page(word: u64) -> bool {
@@ -29,8 +29,8 @@ impl Pagemap {
         Ok(Self(crate::process::out_of_the_way(file)?))
     }
 
-    /// Opens it anew under the same descriptor: in a fork, whose descriptor is of its parent's
-    /// memory.
+    /// Opens it anew under the same descriptor: in a forked child, whose descriptor is of the
+    /// parent's memory.
     pub fn renew(&self) -> io::Result<()> {
         let new = Self::open()?;
         crate::process::take_place(&new.0, &self.0)
@@ -47,7 +47,7 @@ impl Pagemap {
         self.look_at(address, to, is_page)
     }
 
-    /// Which pages have guards in their places from an address on, likewise.
+    /// The same for guards in the places of pages.
     pub fn have_guards(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
         self.look_at(address, to, |word| word & GUARD != 0)
     }
@@ -75,7 +75,7 @@ impl Pagemap {
         }
     }
 
-    /// True if the kernel can be asked for the pages of any range at once ([`Scanned`]).
+    /// True if the kernel lists the pages of any range in one call ([`Scanned`]).
     pub fn can_scan(&self, page: usize) -> bool {
         Scanned::all().next(self, page..page + PAGE_BYTES).is_ok()
     }
@@ -92,7 +92,7 @@ impl Pagemap {
     }
 }
 
-/// Neighbouring pages that the kernel is asked for at once.
+/// Runs of neighbouring pages that the kernel lists in one call.
 const RUNS: usize = 64;
 
 /// A walk through memory of this process, from page to page (`PAGEMAP_SCAN`, Linux 6.7): the kernel
@@ -100,9 +100,9 @@ const RUNS: usize = 64;
 #[derive(Debug)]
 pub struct Scanned {
     runs: [raw::page_region; RUNS],
-    /// Those that were found and are not behind us.
+    /// The runs that were found and not passed yet.
     found: Range<usize>,
-    /// All pages before are among them, or behind us.
+    /// All pages before this address are among them, or were passed.
     walked: usize,
     excluded: u32,
 }
@@ -119,8 +119,8 @@ impl Scanned {
         Self { excluded: raw::PAGE_IS_PFNZERO, ..Self::all() }
     }
 
-    /// The address of the first page in a range, or its end. The range begins where the last one
-    /// did or behind that.
+    /// The address of the first page in a range, or its end. Each range begins at the start of the
+    /// last one, or behind it.
     ///
     /// Errors: `ENOTTY` before Linux 6.7.
     pub fn next(&mut self, pagemap: &Pagemap, range: Range<usize>) -> io::Result<usize> {

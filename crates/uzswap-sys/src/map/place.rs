@@ -22,8 +22,8 @@ const HUGE: usize = 2 << 20;
 /// Where the next one goes, 0: where the kernel says.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Has mappings of ours lie apart from those of the program, from now on. Where they begin is as
-/// much by chance as the address of this library.
+/// Places our mappings apart from the program's from now on. Their start is as random as the
+/// address of this library.
 pub fn set_apart() {
     const UNIT: usize = 64 << 10;
     let chance = (&raw const NEXT as usize / PAGE_BYTES) % ((END - START) / UNIT);
@@ -31,7 +31,7 @@ pub fn set_apart() {
     let _ = NEXT.compare_exchange(0, START + chance * UNIT, Relaxed, Relaxed);
 }
 
-/// Where a new mapping of ours is to be. Where something else is by then, the kernel chooses.
+/// The place for a new mapping of ours. If something else is there by then, the kernel chooses.
 pub fn next(bytes: usize) -> *mut c_void {
     let align = if bytes >= HUGE { HUGE } else { PAGE_BYTES };
     let place = |next: usize| {

@@ -6,7 +6,8 @@
 //!
 //! A child has the stacks of its parent's threads. The C library lists those threads, in their
 //! blocks at the end of the stacks. After its `fork` it lists them no more, so the child's threads
-//! get these stacks. In a child that was made past it they stay listed, and so are not used again.
+//! get these stacks. In a child that was made past `fork` those threads stay listed, so their
+//! stacks are not used again.
 
 use super::{of_own_process, of_process};
 use crate::map::{Mapping, PAGE_BYTES};
@@ -145,7 +146,7 @@ impl Started {
         self.stack.into_iter().for_each(PooledStack::free);
     }
 
-    /// Nobody waits for it. Its stack is had by a thread that is started after its end.
+    /// Lets the thread end by itself. A thread that is started after its end gets its stack.
     pub fn leave(self) {
         match self.stack {
             Some(stack) => stack.left.store(self.thread, SeqCst),
@@ -197,7 +198,7 @@ impl PooledStack {
         self.user.compare_exchange(FREE, of_process(), SeqCst, SeqCst).is_ok()
     }
 
-    /// Takes it if nothing is mapped, or if a thread of a parent's had it.
+    /// Takes it if nothing is mapped, or if a parent's thread had it.
     fn use_anew(&self) -> bool {
         let is_anew = |user| match user {
             FREE => self.bytes.load(SeqCst) == 0,
@@ -224,7 +225,7 @@ impl PooledStack {
     }
 }
 
-/// Has children get their parent's stacks. Once.
+/// Makes children reuse their parent's stacks. Once.
 fn watch_forks() -> io::Result<()> {
     static ARE_WATCHED: AtomicBool = AtomicBool::new(false);
     /// The C library lists no thread but the calling one.
