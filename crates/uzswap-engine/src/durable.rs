@@ -164,7 +164,7 @@ pub(crate) struct Durable {
 /// and all changes are atomic.
 ///
 /// # Safety
-/// As said, and no destructor.
+/// The type is as said, and has no destructor.
 pub(crate) unsafe trait Lasting: Sync {}
 
 // SAFETY: any bytes are a number, and it is atomic.
@@ -402,7 +402,7 @@ impl Durable {
         self.populated(self.parts.tags, number)
     }
 
-    /// All of a thing, as values. Errors: no memory.
+    /// The thing with this number, as values. Errors: no memory.
     fn populated<T: Lasting>(
         self: &Arc<Self>,
         part: DurableArray,

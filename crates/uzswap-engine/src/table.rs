@@ -1,7 +1,7 @@
 //! Tables that grow by chunks and never move their values.
 //!
-//! They are read without a lock. The maintaining thread makes chunks ahead of need. Where the
-//! machine has no memory for one, the call fails and the process goes on.
+//! Threads read them without a lock. The maintaining thread makes chunks ahead of need. If the
+//! machine has no memory for a chunk, the call fails and the process goes on.
 
 use crate::durable::Values;
 use std::collections::TryReserveError;

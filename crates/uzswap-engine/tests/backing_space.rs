@@ -62,7 +62,7 @@ impl Churn {
     }
 }
 
-/// Bytes of records of all pages at once.
+/// Bytes of the records of all pages together.
 fn live_bytes() -> usize {
     let mut churn = Churn::new(64 << 20);
     (0..PAGES).for_each(|offset| churn.store(offset));

@@ -333,7 +333,7 @@ impl World {
         }
     }
 
-    /// Perhaps refuses memory after so many allocations.
+    /// Perhaps refuses memory after `granted` allocations.
     fn maintain_once(&self, granted: u64) {
         if self.device.happens(self.device.chances.memory_is_refused) {
             self.memory_was_refused.store(true, Relaxed);

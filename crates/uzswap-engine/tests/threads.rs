@@ -1,5 +1,5 @@
-//! Many threads on one cache do everything at once; each page that comes back is a possible
-//! one.
+//! Many threads do everything with one cache at the same time; each page that comes back is one
+//! that a correct cache may return.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

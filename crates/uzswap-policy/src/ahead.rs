@@ -6,7 +6,7 @@
 //! pages. Any other fault starts with a window of one page. Random access thus costs a look-up and
 //! two entries in a table.
 
-/// Pages that are brought in at once, at most.
+/// Most pages that a fault brings in.
 pub const WINDOW_MAX: usize = 64;
 
 /// The program gives no advice on its accesses.
@@ -28,7 +28,7 @@ pub enum Way {
     /// To higher addresses.
     #[default]
     Up,
-    /// To lower ones.
+    /// To lower addresses.
     Down,
 }
 
@@ -56,9 +56,9 @@ pub struct Streams {
     streams: [Stream; STREAMS],
 }
 
-/// Most pages to bring in at once: a 16th of `capacity`, so that the program touches the last of
-/// them before they are the oldest. Each of the `lanes` also keeps a buffer for so many pages; all
-/// buffers are a quarter of the memory at most.
+/// Most pages to bring in at a fault: a 16th of `capacity`, so that the program touches the last of
+/// them before they are the oldest. Each of the `lanes` also keeps a buffer for this many pages;
+/// all buffers are a quarter of the memory at most.
 pub fn window_max(capacity: usize, lanes: usize) -> usize {
     (capacity / 16.max(4 * lanes)).clamp(1, WINDOW_MAX)
 }

@@ -95,14 +95,14 @@ impl Memory {
         }
     }
 
-    /// A page comes that is not there. Its copy is dropped.
+    /// Brings in a page that is not there, and drops its copy.
     pub(crate) fn come(&mut self, page: usize) {
         self.drop_page(page);
         self.places[page].0 = PageLocation::There { copy: 0 };
         self.there += 1;
     }
 
-    /// A page comes that is not there, and the pool keeps the copy that it has.
+    /// Brings in a page that is not there. The pool keeps its copy.
     pub(crate) fn come_beside_copy(&mut self, page: usize) {
         let copy = match self.places[page].0 {
             PageLocation::Pool { bytes } => bytes,

@@ -1,7 +1,7 @@
 //! A leaf: a span of the space, and the items in it, sorted.
 //!
 //! A leaf owns the points from `low` up to `high`, where the next leaf's span begins, and every
-//! range lies in one span. So one leaf alone tells whether a range is free.
+//! range lies in one span. One leaf alone thus tells whether a range is free.
 //!
 //! Fields change only under the leaf's lock. Readers take no lock: they read the word, then the
 //! fields, then the word again, and repeat if the word changed. A reader thus discards its result

@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most writes under way at once.
+/// Most writes under way at the same time.
 const DEPTH: usize = 16;
 /// The strictest alignment of direct I/O.
 const BLOCK_BYTES_MAX: usize = 4096;

@@ -53,7 +53,7 @@ pub struct Completion {
     pub result: io::Result<()>,
 }
 
-/// A device or file of a fixed size. All methods may be called from several threads at once.
+/// A device or file of a fixed size. Several threads may call all methods at the same time.
 ///
 /// A range that was written keeps its content until it is overwritten, within the life of the
 /// value: a swap cache needs no more durability than that.

@@ -318,7 +318,7 @@ impl Slots {
         preload
     }
 
-    /// Puts a table with the spare ones; returns it if there is no space for it.
+    /// Adds a table to the spare ones; returns it if there is no space for it.
     fn keep_spare(&self, table: ClusterTable) -> Option<ClusterTable> {
         let mut spare = lock(&self.spare_tables);
         if spare.len() == TABLES_MAX {
@@ -420,7 +420,7 @@ impl Slots {
         if cache.slots.is_empty() {
             self.break_up(cache, reserved);
         }
-        // They are given out from last to first, so this gives the order of the device.
+        // Slots are given out from last to first, so this gives the order of the device.
         cache.slots.reverse();
     }
 

@@ -316,7 +316,7 @@ mod tests {
                 made += std::fs::read_to_string(path).unwrap().matches(": PerCpu::new(").count();
             }
         }
-        // The line above has one.
+        // The search above is one of them.
         assert_eq!(made - 1, states().len(), "state of CPUs outside of the array");
         let (cache, ..) = Setup { backing_bytes: 8 << 20, ..Setup::default() }.make();
         let counts =

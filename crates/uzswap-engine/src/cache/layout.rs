@@ -37,14 +37,14 @@ const FRAMES_MORE: usize = 64;
 /// Bytes of a huge page, on most machines.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// An index of so many keys lies in huge pages. Its entries take 64 MiB, so a huge page wastes
-/// little.
+/// An index of this many keys or more lies in huge pages. Its entries take 64 MiB, so a huge page
+/// wastes little.
 const HUGE_KEYS: u32 = 1 << 22;
 
 /// Bytes of a table of tags.
 const TAGS_BYTES: usize = CLUSTER_SLOTS * size_of::<Tag>();
 
-/// Bytes of the descriptors that are made at once.
+/// Bytes of the descriptors that are made together.
 const DESCRIPTORS_BYTES: usize = Zspage::CHUNK * size_of::<Zspage>();
 
 const _: () = assert!(DESCRIPTORS_BYTES.is_multiple_of(PAGE_BYTES));

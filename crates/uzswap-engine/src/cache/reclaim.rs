@@ -71,7 +71,7 @@ impl Maintainer {
 }
 
 impl Reserve {
-    /// For a pool of at most `pool_bytes_max` bytes, on so many nodes.
+    /// For a pool of at most `pool_bytes_max` bytes, on `nodes` nodes.
     pub(crate) fn new(pool_bytes_max: u64, nodes: usize) -> Self {
         Self {
             maintainer: Maintainer::new(),
@@ -300,8 +300,8 @@ impl Cache {
         still
     }
 
-    /// True while writeback has work, and while a pool that was full takes no pages. Both
-    /// conditions are this one, so that a full pool never waits in vain for writeback.
+    /// True while writeback has work, and while a pool that was full takes no pages. One condition
+    /// for both, so that a full pool never waits in vain for writeback.
     fn is_above_threshold(&self) -> bool {
         self.surplus(self.attributes.pool_bytes_accept() as usize) > 0
     }

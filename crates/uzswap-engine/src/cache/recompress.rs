@@ -95,7 +95,7 @@ struct Candidate {
 
 /// The present place of a candidate.
 enum From {
-    /// In an object of so many bytes; its entry has the token.
+    /// In an object of `bytes`; the page's entry has the token.
     Pool { token: u64, bytes: u16 },
     /// In a unit that has lost pages.
     Unit(UnitMember),

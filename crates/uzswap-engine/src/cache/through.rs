@@ -5,9 +5,9 @@
 //! packing         the segments with fewest such pages → their slots move → the segments are free
 //! ```
 //! Such a page takes one slot, without a header: its owner and its tag are in memory (see
-//! `backing::slots`). So a segment that is given out slot by slot cannot be cleaned as others are.
-//! Where there are many free slots and few free segments, the pages of the emptiest such segments
-//! move into free slots of the others.
+//! `backing::slots`). A segment that is given out slot by slot can therefore not be cleaned as
+//! others are. If there are many free slots and few free segments, the pages of the emptiest such
+//! segments move into free slots of the others.
 
 use super::writeback::FailedRequest;
 use super::{Cache, Reject, Store};

@@ -117,8 +117,8 @@ impl Trainer {
         Self { trained_at: 0, encoder: None, judged: [0; 2], best_gain: 0, behind_since: None }
     }
 
-    /// True if it is time to train, with so many pages stored. When the pages have changed,
-    /// training waits until the noted pages are of the new kind.
+    /// True if it is time to train, after `stored` pages. When the pages have changed, training
+    /// waits until the noted pages are of the new kind.
     fn is_due(&self, stored: u64) -> bool {
         let (wait, since) = match self.behind_since {
             None => (self.trained_at * WAIT_FACTOR, 0),
@@ -128,7 +128,7 @@ impl Trainer {
         stored >= next
     }
 
-    /// Adds the bytes of trials, with so many pages stored, and decides when there were enough.
+    /// Adds the bytes of trials, after `stored` pages, and decides when there were enough.
     fn judge(&mut self, trials: [u64; 2], stored: u64) {
         let [with, without] = [0, 1].map(|i| trials[i].saturating_sub(self.judged[i]));
         let Some(encoder) = self.encoder.as_ref().filter(|_| without >= WINDOW_BYTES) else {

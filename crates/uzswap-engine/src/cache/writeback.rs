@@ -10,9 +10,9 @@
 //! not recognise the entry, and the record is dead.
 //!
 //! A store that needs space fills a segment of its own and writes it, beside other stores that do
-//! the same. The maintaining thread has several writes in flight at once. Where free segments run
-//! short it also cleans (`cleaning`). It does so under the writer's lock, which a store takes only
-//! when it needs cleaning too.
+//! the same. The maintaining thread has several writes in flight. If free segments run short it
+//! also cleans (`cleaning`). It does so under the writer's lock, which a store takes only when it
+//! needs cleaning too.
 
 mod cleaning;
 
@@ -100,7 +100,7 @@ struct SegmentWriter {
     /// The segment being filled.
     open: Option<Open>,
     in_flight: Vec<InFlight>,
-    /// Segments whose copies are on their way. They are not reused before all writes have ended: a
+    /// Segments whose copies are in flight. They are not reused before all writes have ended: a
     /// commit recognises an entry by its old place, which must not be another page's by then.
     cleaning: Vec<Segment>,
     /// With more live bytes than this, cleaning has won nothing.

@@ -67,7 +67,7 @@ impl Codec {
     /// The values of `compressor`.
     pub const CHOICES: &[Self] = Self::ALL.split_at(Self::Piece as usize).0;
 
-    /// The codec of a number from an index word, which only has known ones.
+    /// The codec of a number from an index word, which only has known numbers.
     pub(crate) fn from_bits(bits: u8) -> Self {
         Self::try_from_bits(bits).expect("only known codecs are ever stored")
     }

@@ -167,7 +167,7 @@ impl Compressor for Wkdm {
 }
 
 impl Parts {
-    /// Writes the object with so many of each kind.
+    /// Writes the object with `counts` of each kind.
     ///
     /// This and [`Parts::unpack`] are compiled into either form, with the instructions that the
     /// form may use.

@@ -39,7 +39,7 @@ pub(crate) const TRUNK_ENTRIES: usize = 4096;
 #[cfg(feature = "shuttle")]
 pub(crate) const TRUNK_ENTRIES: usize = 8;
 
-/// The number of trunks for so many keys.
+/// The number of trunks for `keys` keys.
 fn trunks_of(keys: u32) -> usize {
     (keys as usize).div_ceil(TRUNK_ENTRIES)
 }

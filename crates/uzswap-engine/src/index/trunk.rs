@@ -107,7 +107,7 @@ impl TrunkMemory {
 }
 
 impl Index {
-    /// Keeps at most so many trunks ready, and frees the others.
+    /// Keeps at most `trunks` trunks ready, and frees the others.
     pub(crate) fn set_spare_max(&self, trunks: usize) {
         let most = trunks.clamp(1, Self::SPARE);
         self.spare_max.store(most, std::sync::atomic::Ordering::Relaxed);
@@ -276,7 +276,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
     use std::sync::atomic::Ordering::Relaxed;
 
-    /// A cache in a file of this name, with an area of so many trunks.
+    /// A cache in a file of this name, with an area of `trunks` trunks.
     fn cache_in_file(name: &str, trunks: usize) -> (Cache, Area) {
         let pages = (trunks * TRUNK_ENTRIES) as u32;
         let config = Config {

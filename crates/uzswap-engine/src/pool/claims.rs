@@ -45,7 +45,7 @@ impl Claims {
         Self { first, bits: vec![0; end.div_ceil(64)] }
     }
 
-    /// The bit of an object; `None` where an object of so many bytes does not fit.
+    /// The bit of an object; `None` if an object of `bytes` does not fit there.
     fn bit(&self, pool: &Pool, handle: Handle, bytes: usize) -> Option<usize> {
         let zspage = handle.zspage() as usize;
         let (start, end) = (*self.first.get(zspage)?, *self.first.get(zspage + 1)?);
@@ -56,7 +56,7 @@ impl Claims {
         (bytes + header <= usize::from(class.size)).then_some(bit)
     }
 
-    /// Claims an object of so many bytes.
+    /// Claims an object of `bytes`.
     pub(crate) fn claim(&mut self, pool: &Pool, handle: Handle, bytes: usize) -> Claim {
         let Some(bit) = self.bit(pool, handle, bytes) else { return Claim::None };
         let (word, bit) = (&mut self.bits[bit / 64], 1 << (bit % 64));

@@ -52,7 +52,7 @@ const _: () = assert!(size_of::<Zspage>() == 48);
 unsafe impl Lasting for Zspage {}
 
 impl Zspage {
-    /// Descriptors that are made at once: as many as a section has frames.
+    /// Descriptors that are made together: as many as a section has frames.
     pub(crate) const CHUNK: usize = SECTION_FRAMES;
 
     fn new() -> Self {
@@ -163,13 +163,13 @@ impl Zspages {
         self.ready.fetch_add(1, Relaxed);
     }
 
-    /// True if so many zspages find a descriptor, or if there can be no more.
+    /// True if `count` zspages find a descriptor, or if there can be no more descriptors.
     pub(super) fn has_ready(&self, count: usize) -> bool {
         self.ready.load(Relaxed) >= count || self.table.is_whole()
     }
 
-    /// Makes descriptors ready for so many frames of raw pages, the case with the most zspages, and
-    /// for at least a section. Allocates. Errors: no memory.
+    /// Makes descriptors ready for `frames` frames of raw pages, the case with the most zspages,
+    /// and for at least a section. Allocates. Errors: no memory.
     pub(super) fn provision(&self, frames: usize) -> io::Result<()> {
         let is_enough = || self.has_ready(frames.max(CHUNK));
         if is_enough() {

@@ -36,8 +36,8 @@ pub enum Order {
     Any,
     /// In order, again and again.
     Around,
-    /// The same, but in each round most pages are dropped (all but so many in a hundred), and
-    /// others come, fewer or more to a frame.
+    /// The same, but in each round most pages are dropped (all but this percentage), and others
+    /// come, fewer or more to a frame.
     Tides(u64),
     /// Once the pool is full, each in a new trunk of the index; then the history ends.
     Trunks,
@@ -186,7 +186,7 @@ pub const PROFILES: &[Profile] = &[
         turn: &[8],
         ..ANYTHING
     },
-    // Writes that fail, and are tried again at once.
+    // Writes that fail, and are tried again immediately.
     Profile {
         name: "failing",
         share: 3,

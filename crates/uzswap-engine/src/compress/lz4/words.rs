@@ -1,9 +1,9 @@
 //! An encoder of the LZ4 block format for memory pages.
 //!
-//! A heap repeats aligned words, and objects of one size next to each other. So this encoder tries
-//! matches at multiples of four bytes only: first at the last two different distances, then where a
-//! table last saw the same five bytes. A large table would find most matches at one of those two
-//! distances, and only after waiting for memory.
+//! A heap repeats aligned words, and objects of one size next to each other. This encoder therefore
+//! tries matches at multiples of four bytes only: first at the last two different distances, then
+//! where a table last saw the same five bytes. A large table would find most matches at one of
+//! those two distances, and only after waiting for memory.
 
 use super::block::{LAST, Match, SLOTS, encode, equal, load, slot};
 use crate::page::Page;

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 impl Sections {
     /// A pointer `offset` bytes into a frame of a section that is on line.
     ///
-    /// The section stays on line while the frame is in use. So the pointer is valid, up to the end
-    /// of the frame, while the caller keeps the frame's zspage alive.
+    /// The section stays on line while the frame is in use. The pointer is thus valid, up to the
+    /// end of the frame, while the caller keeps the frame's zspage alive.
     fn pointer(&self, frame: Frame, offset: usize) -> *mut u8 {
         let base = self.bases[frame.section()].load(Ordering::Acquire);
         assert!(!base.is_null() && offset < PAGE_BYTES, "{frame:?} of a section that is off line");
