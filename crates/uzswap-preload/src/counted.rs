@@ -30,7 +30,6 @@ fn heap_end() -> usize {
     unsafe { libc::sbrk(0) as usize }
 }
 
-/// Counts a large block.
 pub fn add_large(bytes: usize) {
     LARGE_BYTES.fetch_add(bytes, Relaxed);
 }
@@ -58,7 +57,6 @@ pub struct MemoryUse {
     pub usable: u64,
 }
 
-/// Asks the kernel.
 pub fn memory() -> MemoryUse {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];

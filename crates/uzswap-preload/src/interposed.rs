@@ -275,7 +275,8 @@ pub fn answer(result: c_long) -> c_long {
 
 /// Makes a system call; `libc::syscall` is ours here. The instruction before it does the same at
 /// any address, and has room for a jump: the agent can replace both by one. Otherwise the code
-/// around it might leave room for a trap only, and a handler may make a call where no trap may be.
+/// around it might leave room for a trap only, and a handler may make a call where a trap must not
+/// occur.
 ///
 /// # Safety
 /// As of the call.

@@ -156,7 +156,6 @@ unsafe extern "C" fn end(value: *mut c_void) {
     }
 }
 
-/// A variable of the environment.
 fn variable(name: &CStr) -> Option<&'static CStr> {
     // SAFETY: a name; the result stays in place while there is no other thread, and the program has
     // not begun.
@@ -253,9 +252,9 @@ fn reserved(bytes: usize) {
 /// Bytes that a thread asks for between two checks of the process's memory.
 const OFTEN: usize = 4 << 20;
 
-/// Counts an allocation. A program is watched once it has much memory; one with an allocator of its
-/// own, from the start. `may_wait` is false in a thread that may have locks of the program's
-/// allocator, since starting threads allocates.
+/// Counts an allocation. A program with an allocator of its own is watched from the start, any
+/// other one once it has much memory. `may_wait` is false in a thread that may have locks of the
+/// program's allocator, since starting threads allocates.
 fn asked(bytes: usize, may_wait: bool) {
     let Some(front) = front() else { return };
     let waits = front.waits.load(Relaxed);

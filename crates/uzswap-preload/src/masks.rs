@@ -12,12 +12,10 @@ pub const fn bit(signal: c_int) -> u64 {
 /// Signals that must reach the agent.
 static OURS: AtomicU64 = AtomicU64::new(bit(libc::SIGBUS) | bit(libc::SIGILL));
 
-/// All of them.
 pub fn ours() -> u64 {
     OURS.load(Relaxed)
 }
 
-/// One more of them.
 pub fn add_ours(signal: c_int) {
     OURS.fetch_or(bit(signal), Relaxed);
 }

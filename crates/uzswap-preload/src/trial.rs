@@ -2,8 +2,8 @@
 //! is being loaded.
 //!
 //! The dynamic linker asks that allocator for memory and gives it back. The allocator may work only
-//! from some point in `main` on: GCL's counts blocks in tables that it has from there. Without us
-//! nothing calls it earlier. A program of this kind would end by our call. So a child loads the
+//! from some point in `main` on: GCL's counts blocks in tables that exist only from then on.
+//! Without us nothing calls it earlier. Our call would end such a program. So a child loads the
 //! agent first. The child has the same memory, and this process has one thread, so loading the
 //! agent here goes the same way.
 

@@ -186,7 +186,7 @@ impl Tree {
 
     fn rejoin_as(&self, name: Name) {
         let slots = self.table.used_slots();
-        // A program that ran in this process before `exec` may have left this slot.
+        // A program that ran in this process before `exec` may have left its slot.
         let before = slots.iter().position(|slot| slot.name() == name);
         // A free slot first: a process that does not know its namespace yet may take a living
         // process for dead.
@@ -240,7 +240,7 @@ impl Tree {
         waits
     }
 
-    /// Waits until this process may continue, at most for `most`.
+    /// Waits until this process may continue, but no longer than `most`.
     pub fn wait_while_suspended(&self, most: Duration) {
         if let Some(slot) = self.own() {
             // In any case the caller checks again.
@@ -371,7 +371,6 @@ mod tests {
         Allowance { bytes, may_hope, ahead: 0 }
     }
 
-    /// Live processes.
     fn processes() -> [u32; 3] {
         [1, std::os::unix::process::parent_id(), std::process::id()]
     }

@@ -1,7 +1,7 @@
 //! The name of a process in a tree: its number, and the PID namespace that the number is of.
 //!
 //! A sandbox numbers its processes anew, so that several processes of a tree may be number 2. A
-//! number of another namespace tells nothing: here no process has it, or another process.
+//! number of another namespace is useless: here no process has it, or a different one.
 
 /// A process of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +27,7 @@ impl Name {
         (self.0 >> 32) as u32
     }
 
-    /// False if a process of the namespace `space` sees that this process is gone.
+    /// False if a process of the namespace `space` sees that the process is gone.
     pub(crate) fn may_live(self, space: u32) -> bool {
         self != Self::NONE && (self.space() != space || exists(self.number()))
     }

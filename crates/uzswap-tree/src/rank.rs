@@ -12,7 +12,6 @@ pub struct Rank {
     pub is_idle: bool,
     /// The time at which it began, or at which [`Table::put_last`] moved it, milliseconds.
     pub began: u64,
-    /// Its slot.
     pub slot: usize,
 }
 
@@ -97,7 +96,6 @@ impl ProcessSlot {
         self.worked.store(worked, Relaxed);
     }
 
-    /// Its place.
     pub(crate) fn rank(&self, slot: usize) -> Rank {
         let (is_idle, began) = (self.idle.load(Relaxed) != 0, self.began.load(Relaxed));
         Rank { is_idle, began, slot }
