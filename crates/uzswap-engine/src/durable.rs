@@ -2,8 +2,8 @@
 //!
 //! The index, the pool, the use of each segment of the backing with its seals, dictionaries and
 //! attributes lie here. All else (lists, free space, counts) follows from them, and `recover`
-//! rebuilds it. A process that is killed at any instruction thus leaves a cache that the next
-//! process can take over.
+//! rebuilds it. A process killed at any instruction thus leaves a cache that the next can take
+//! over.
 //!
 //! Everything has its place in the file from the start: the header, and then a [`DurableArray`] for
 //! each kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
@@ -140,8 +140,7 @@ impl FreeFrames {
         Self(unused)
     }
 
-    /// Takes the frame `home` if it is free, or else a free frame that is no trunk's home while
-    /// there is any.
+    /// Takes the frame `home`, or else a free frame that is no trunk's home while there is any.
     fn take(&self, home: usize) -> Option<TrunkFrame> {
         let frame = if self.0.has(home) { home } else { self.0.last()? };
         self.0.set(frame, false);
@@ -464,8 +463,7 @@ impl Durable {
         let place = (0..VALUES_MAX).find(is_its).or_else(|| (0..VALUES_MAX).find(is_free));
         let Some(place) = place else { return };
         let [length, bytes @ ..] = &self.header().values[place];
-        // No value is kept while it changes: after a kill in between, the attribute has its first
-        // value.
+        // After a kill in between, the attribute has its first value.
         length.store(0, Release);
         let value = format!("{name} {value}");
         if value.len() <= VALUE_BYTES {

@@ -108,8 +108,7 @@ impl Lru {
     }
 
     /// Takes the oldest entry of a shard. Shards take turns, and neighbours go together. The caller
-    /// then locks the entry and checks it: by then it may be gone, or stored anew and back on the
-    /// list.
+    /// then locks the entry and checks it: it may be gone, or stored anew and back on the list.
     pub(crate) fn pop(&self, at: &impl Links) -> Option<SwapEntry> {
         // Sixteen entries from a shard, and then the remaining neighbours of the last entry.
         let turn = self.turn.load(Ordering::Relaxed);

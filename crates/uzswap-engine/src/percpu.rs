@@ -2,9 +2,8 @@
 //!
 //! Everything per CPU in the engine uses this type, and comes and goes with the CPU
 //! (`cache::hotplug`). The CPU is a hint and excludes no other thread. A thread may migrate after
-//! it has read the CPU's number, and may run on a CPU that is not up yet. A thread therefore locks
-//! its slot, nearly always without waiting. On a CPU that is not up, it uses the slot of another
-//! CPU.
+//! it has read the CPU's number, and may run on a CPU that is not up yet. It therefore locks its
+//! slot, nearly always without waiting. On a CPU that is not up, it uses another CPU's slot.
 
 use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -56,8 +55,7 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// Brings a CPU up: threads on it use its own slot from now on. `make` fills the slot, unless
-    /// another CPU shares it.
+    /// Brings a CPU up: threads on it use its slot. `make` fills the slot, unless another CPU has.
     pub(crate) fn start<E>(
         &self,
         cpu: usize,

@@ -179,8 +179,7 @@ impl Units {
         self.contains(key) && self.number(key) < lock(&self.unused).made
     }
 
-    /// Takes over the units that another process has left: those with entries. None has pages yet,
-    /// and none is unused.
+    /// Takes over the units that another process has left: those with entries, without pages yet.
     pub(crate) fn adopt(&self, index: &Index) -> io::Result<()> {
         let made = index.adopted_trunks(self.area);
         for chunk in 0..made {

@@ -149,8 +149,7 @@ fn pages_come_back_from_the_backing_whatever_was_trained_and_set_since() {
         let is_used = from > 0 && compressor != "lz4" && is_on == "Y";
         assert_eq!(statistic(&cache, "stores_dictionary") > stores, is_used, "{compressor}");
         from += 200;
-        // lz4 tries no page with a dictionary, and the pages of the round before may all be on the
-        // backing.
+        // lz4 tries no page, and the pages of the round before may all be on the backing.
         let is_trained = cache.train();
         assert!(is_trained || compressor == "lz4", "after {compressor}");
         trained += u64::from(is_trained);

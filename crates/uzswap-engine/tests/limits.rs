@@ -27,8 +27,7 @@ fn store(cache: &Cache, area: Area, offset: u32, content: Content) -> Store {
     cache.store(area.entry(offset).unwrap(), &page_of(content, offset.into()))
 }
 
-/// Stores incompressible pages, a frame each, until one is rejected. Returns the number of stored
-/// pages.
+/// Stores incompressible pages, a frame each, until one is rejected. Returns their number.
 fn fill(cache: &Cache, area: Area, from: u32) -> u32 {
     let mut offsets = from..area.pages();
     let full = offsets.find(|offset| store(cache, area, *offset, Content::Random) != Store::Stored);

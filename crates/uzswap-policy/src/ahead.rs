@@ -80,8 +80,8 @@ impl Streams {
         }
     }
 
-    /// Remembers how many pages were brought in from `page` on. A single page may be the first of
-    /// either way.
+    /// Remembers how many pages came in from `page` on. A single page may be the first of either
+    /// way.
     pub fn brought(&mut self, region: u32, page: u32, pages: usize, way: Way) {
         self.expect(region, way.from(page, pages), pages, way);
         if pages == 1 {

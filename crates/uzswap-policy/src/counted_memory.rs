@@ -143,8 +143,7 @@ impl Memory {
         self.pool > self.bytes / 2
     }
 
-    /// Moves a page to the pool, where it has `bytes`. Returns the bytes that went to the backing
-    /// for it.
+    /// Moves a page to the pool, where it has `bytes`. Returns the bytes that went to the backing.
     pub(crate) fn leave(&mut self, page: usize, bytes: u16) -> u64 {
         self.drop_copy(page);
         self.there -= 1;

@@ -6,8 +6,7 @@
 //! faults again, it gets several steps back at a time.
 //!
 //! A process that uses all its memory, and fits into it, has no faults either. Its first step
-//! causes faults, which show the mistake. It then waits before the next try, each time twice as
-//! long.
+//! causes faults, which show the mistake. It then waits before it tries again, each time longer.
 
 use std::time::Duration;
 
@@ -17,13 +16,11 @@ pub const EVERY: Duration = Duration::from_millis(200);
 /// If all others have fewer faults in that time, no process lacks memory.
 const MANY: u64 = 100;
 
-/// A process is idle if the others have more than 32 times its faults, and more than 8 times on
-/// average.
+/// A process is idle if the others have more than 32 times its faults, and 8 times on average.
 const TIMES: u64 = 32;
 const TIMES_EACH: u64 = 8;
 
-/// Steps into which the memory of a process is divided, and the most that it gives back. These take
-/// ten seconds.
+/// Steps of the memory of a process, and the most that it gives back, which takes ten seconds.
 const STEPS: u64 = 64;
 const STEPS_MAX: u64 = 48;
 

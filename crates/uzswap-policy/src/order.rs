@@ -10,8 +10,7 @@
 //! leaves. The tenures follow the returns. When a program goes on to other pages, its old pages of
 //! a high level do not come back. Soon they stay no longer than new pages.
 //!
-//! Distances are in pages that left. Sizes are relative to the capacity: the pages that fit in
-//! memory.
+//! Distances are in pages that left. Sizes are relative to the capacity: the pages that fit.
 
 use std::fmt;
 use std::str::FromStr;

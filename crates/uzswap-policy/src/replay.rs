@@ -2,7 +2,7 @@
 //!
 //! Our policy, and the one before it, drive the model of the pager (`model`). The other policies
 //! see each touch, which no pager does: they are limits and peers. [`Policy::Belady`] knows the
-//! future as well.
+//! future.
 
 pub use crate::counted_memory::PAGE_BYTES;
 use crate::counted_memory::{Memory, Was};
@@ -318,8 +318,7 @@ mod tests {
 
     #[test]
     fn pages_in_use_stay_and_nothing_else_suffers() {
-        // The most misses that ours may have, in percent of those of `clock`, and of those of LRU,
-        // which sees each touch.
+        // The most misses that ours may have, in percent of those of `clock`, and of those of LRU.
         type Pattern = Box<dyn Fn(&mut Noise, u32) -> u32>;
         let patterns: [(&str, Pattern, u64, u64); 8] = [
             ("hot 95", Box::new(hot(95)), 70, 100),

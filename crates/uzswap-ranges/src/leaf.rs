@@ -27,8 +27,8 @@ const DEAD: u64 = 2;
 const UNLOCKED_ONCE: u64 = 4;
 
 /// A link above the lowest level, with a copy of the `low` of the leaf that it leads to. `low` only
-/// rises, so the copy is never too high. If the copy is beyond the goal of a walk, the walk need
-/// not touch the leaf.
+/// rises, so the copy is never too high. If it is beyond a walk's goal, the walk need not touch the
+/// leaf.
 pub(crate) struct Upper {
     pub(crate) low: AtomicU64,
     pub(crate) next: Link,
@@ -225,8 +225,8 @@ impl<'g> LockedLeaf<'g> {
         self.high.store(high, Release);
     }
 
-    /// Takes over the span of the next leaf and unlinks it. That leaf is dead and on no higher
-    /// level.
+    /// Takes over the span of the next leaf, which is dead and on no higher level. Unlinks that
+    /// leaf.
     pub(crate) fn absorb(&self, dead: LeafRef<'g>) {
         self.set_high(dead.high());
         self.next.copy(&dead.next);
@@ -293,16 +293,15 @@ impl<'g> LockedLeaf<'g> {
     /// Marks the empty leaf as dead, and unlocks it: no thread locks it again.
     pub(crate) fn kill(mut self) {
         assert_eq!(self.len(), 0, "a leaf was to be dropped with items in it");
-        // The leaf's free run may be part of a longer run across its neighbours, so no search may
-        // skip the leaf.
+        // The free run may be part of a longer run across neighbours: no search may skip the leaf.
         self.room.store(u64::MAX, Relaxed);
         self.word |= DEAD;
     }
 }
 
 impl Leaf {
-    /// Puts an item into a slot; the items from that slot on move up. The leaf is locked, or not
-    /// linked yet.
+    /// Puts an item into a slot; items from there on move up. The leaf is locked, or not linked
+    /// yet.
     fn put(&self, slot: usize, item: Item) {
         let len = self.len();
         for to in (slot + 1..=len).rev() {

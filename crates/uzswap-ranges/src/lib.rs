@@ -61,16 +61,14 @@ impl Item {
 pub enum Insert {
     /// The range is taken.
     Inserted,
-    /// Nothing was changed, because this item overlaps the range. A thread may have removed it by
-    /// now.
+    /// Nothing was changed: this item overlaps the range. A thread may have removed it by now.
     Overlaps(Item),
 }
 
 /// The free range that [`RangeIndex::insert_hole`] is to find, and the item to put there.
 #[derive(Debug, Clone)]
 pub struct Hole {
-    /// The start of the search. If this is outside of `within`, the search starts where `within`
-    /// does.
+    /// The start of the search; if it is outside of `within`, the start of `within`.
     pub hint: u64,
     /// Length of the range, at least 1.
     pub size: u64,
@@ -115,8 +113,7 @@ pub struct Totals {
     pub items: usize,
     /// The sum of their sizes.
     pub taken: u64,
-    /// The sum of the gaps between, before and after the ranges. With `taken` it is the whole
-    /// space.
+    /// The sum of the gaps between and around the ranges. With `taken` it is the whole space.
     pub free: u64,
     /// Leaves with items; 0 for an index without leaves.
     pub leaves: usize,
@@ -127,8 +124,8 @@ pub struct Totals {
 /// Any number of threads may call operations at the same time. An item is inserted whole and
 /// removed whole: a part cannot be removed, because extents are freed as they were allocated.
 pub trait RangeIndex: Send + Sync {
-    /// Memory that an insertion may need, allocated where allocating is harmless. Each thread has
-    /// its own.
+    /// Memory that an insertion may need, made where allocating is harmless. Each thread has its
+    /// own.
     type Preload: Default + Send;
 
     /// Makes the memory for one insertion ready, if it is not. Insertions do this too, before they
@@ -141,8 +138,7 @@ pub trait RangeIndex: Send + Sync {
     /// If the range is empty or ends beyond the space.
     fn insert(&self, item: Item, preload: &mut Self::Preload) -> Insert;
 
-    /// Finds a free range, takes it, and returns its start. `None` if the search found no free
-    /// range.
+    /// Finds a free range, takes it, and returns its start. `None` if the search found none.
     ///
     /// Takes the first range at or after the hint, or else the first in `within`. The search may or
     /// may not see ranges that other threads take or free meanwhile. The returned range belongs to

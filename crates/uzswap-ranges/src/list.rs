@@ -173,8 +173,7 @@ impl SkipList {
         Some(item)
     }
 
-    /// Links a leaf of the lowest level on its higher levels. Stops if another thread marks it
-    /// dead.
+    /// Links a leaf of the lowest level on its higher levels. Stops if a thread marks it dead.
     fn link<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
         for level in 1..leaf.height() {
             loop {
@@ -214,8 +213,7 @@ impl SkipList {
         Ok(true)
     }
 
-    /// Unlinks a dead leaf from every level that it is still on, and dead leaves that are in the
-    /// way.
+    /// Unlinks a dead leaf from every level that it is still on, and dead leaves in the way.
     pub(crate) fn unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) {
         let mut dead = leaf;
         loop {

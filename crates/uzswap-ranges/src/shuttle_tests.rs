@@ -165,8 +165,7 @@ fn a_leaf_dies_while_it_is_being_linked() {
         race(
             leaves(2),
             vec![
-                // Splits the first leaf: 20 and 30 move to a new leaf, which the second thread
-                // empties.
+                // Splits the first leaf: 20 and 30 move to a new one. The second thread empties it.
                 Box::new(|list, done| assert!(done.insert(list, item(5, 1)))),
                 Box::new(|list, done| {
                     assert!(done.remove(list, 20));

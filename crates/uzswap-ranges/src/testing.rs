@@ -51,8 +51,7 @@ pub struct Harness<I: RangeIndex> {
 }
 
 impl<I: RangeIndex> Harness<I> {
-    /// Index and map are empty. The caller passes `preload`, so that a test can choose its random
-    /// numbers.
+    /// Both are empty. The caller passes `preload`, so that a test can choose its random numbers.
     pub fn new(index: I, preload: I::Preload) -> Self {
         Self { index, preload, map: BTreeMap::new() }
     }

@@ -180,8 +180,7 @@ impl Ordered for BTreeMap<u64, (u64, u64)> {
     const ITEM_BYTES: usize = 3 * 8 * 3 / 2;
 }
 
-/// A node of the red-black tree. Its item is in a cell, because the tree lends only shared
-/// references to nodes.
+/// A node of the red-black tree. Its item is in a cell, because the tree lends nodes shared only.
 pub struct Node {
     link: RBTreeLink,
     item: Cell<Item>,

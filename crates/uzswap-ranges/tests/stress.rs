@@ -27,8 +27,7 @@ impl Random {
     }
 }
 
-/// The points of a space, each with the thread that has it. If two threads get a point, the test
-/// fails immediately.
+/// The points of a space, each with the thread that has it. If two threads get one, the test fails.
 struct Owners(Vec<AtomicU64>);
 
 impl Owners {

@@ -22,8 +22,7 @@ pub use std::sync::atomic;
 
 use crossbeam_epoch::Guard;
 
-/// While the guard lives, memory that other threads unlink is not freed. The first call of a thread
-/// allocates.
+/// While the guard lives, memory that other threads unlink stays. A thread's first call allocates.
 #[cfg(not(feature = "shuttle"))]
 pub fn pin() -> Guard {
     crossbeam_epoch::pin()

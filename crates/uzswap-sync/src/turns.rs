@@ -157,8 +157,7 @@ mod on {
             self.threads[own].held_until = self.steps + self.below(longest);
         }
 
-        /// Passes the turn to a thread that can run, maybe the same thread; `false` if no thread
-        /// can.
+        /// Passes the turn to a thread that can run, maybe the same one; `false` if none can.
         fn pass_on(&mut self) -> bool {
             let steps = self.steps;
             let goes_on = |thread: &Thread| thread.runs && !thread.is_blocked;
@@ -309,8 +308,8 @@ mod on {
         });
     }
 
-    /// Steps of another thread that the calling thread saw during its action: at most [`SEEN_MAX`]
-    /// between two own steps.
+    /// Steps of another thread that this thread saw during its action: at most [`SEEN_MAX`] between
+    /// two own steps.
     pub fn seen(thread: usize) -> u64 {
         let mut seen = 0;
         with_own(|shared, own| seen = shared.state().threads[own].seen[thread]);

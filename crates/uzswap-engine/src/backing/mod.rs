@@ -106,8 +106,7 @@ pub trait Backing: Send + Sync {
     }
 
     /// Tells that the segment at an offset is free: no record in it is read again. No thread takes
-    /// the segment before this returns. Any thread may call this, so it neither waits nor
-    /// allocates.
+    /// it before this returns. Any thread may call this, so it neither waits nor allocates.
     fn free(&self, _offset: u64) {}
 
     /// True, once, after a failed backing works again.

@@ -106,8 +106,7 @@ impl BackingFile {
     }
 }
 
-/// Opens a backing exclusively. A new file is unlinked immediately, so that the process never
-/// leaves it behind.
+/// Opens a backing exclusively. A new file is unlinked, so that the process never leaves it behind.
 pub fn open_backing(spec: &BackingSpec) -> Result<Box<dyn Backing>, BackingError> {
     BackingFile::backing(open_backing_file(spec)?)
         .map_err(|error| BackingError { path: spec.to_string(), reason: Reason::of_direct(error) })
@@ -229,8 +228,7 @@ fn lock(file: &File) -> Result<(), Reason> {
     }
 }
 
-/// Accepts an existing file only if it is empty or has been a backing: another may be a user's
-/// data.
+/// Accepts an existing file only if it is empty or was a backing: another may be a user's data.
 fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
     let mut start = [0; MARK.len()];
     if size == 0 {
@@ -248,7 +246,7 @@ fn reserve(file: &File, bytes: u64) -> Result<(), Reason> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::NOSPC | rustix::io::Errno::FBIG) => Err(Reason::NoRoom(bytes)),
-        // A file system that cannot reserve: the space may run out later, and writeback survives
+        // A file system that cannot reserve may run out of space later, and writeback survives
         // that.
         Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes).map_err(Reason::Io),
         Err(error) => Err(Reason::Io(error.into())),

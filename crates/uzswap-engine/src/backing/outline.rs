@@ -3,13 +3,11 @@
 //! Segments form *groups* of 64, and groups form *rows* of 64, a GiB of the backing. For each group
 //! and row there is the sum of live bytes, and the written segment with the fewest. A thread that
 //! changes a segment marks the segment's group; on a marked group this costs one load. A thread
-//! that asks for the sum recounts only marked groups, and then adds up the rows, a thousand for a
-//! TiB.
+//! that asks for the sum recounts marked groups and then adds up the rows, a thousand for a TiB.
 //!
 //! **No change is missed.** A segment's word is changed before its group is marked, and a mark is
 //! cleared before the words are read. All four accesses are sequentially consistent: a thread that
-//! finds the mark still set has changed the word before the thread that clears the mark reads the
-//! word.
+//! finds a mark set has changed the word before the thread that clears the mark reads it.
 
 use super::shape::Segment;
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};

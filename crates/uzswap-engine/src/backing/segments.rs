@@ -4,12 +4,12 @@
 //! for pages written through. The count of live bytes tells when a segment is free again, and which
 //! segment is cheapest to clean. Cleaning copies a segment's live records into another. This is a
 //! log, cleaned greedily. With a fifth of the space free, cleaning copies three quarters of a
-//! segment for each segment won. It copies less where neighbours die together, as the records of
-//! one program do.
+//! segment for each segment won. It copies less where neighbours die together, as one program's
+//! records do.
 //!
 //! One word has a segment's use and its live bytes, so they change together. Exactly one thread
-//! thus sees the last record of a written segment die, and gives the segment back. `outline` has
-//! the sums.
+//! thus sees a written segment's last record die, and gives the segment back. `outline` has the
+//! sums.
 
 use super::Backing;
 use super::outline::{Outline, Sum};

@@ -15,8 +15,7 @@ pub(crate) const SLOT_BYTES: usize = 4096;
 pub(crate) const CLUSTER_SEGMENTS: usize = 8;
 /// Bytes of a cluster.
 pub(crate) const CLUSTER_BYTES: usize = CLUSTER_SEGMENTS * SEGMENT_BYTES;
-/// Slots that a CPU's cache takes or gives back together: one word of a cluster's bits, or one
-/// segment.
+/// Slots that a CPU's cache takes or gives together: a word of a cluster's bits, or a segment.
 pub(super) const BATCH: usize = u64::BITS as usize;
 
 /// Slots in a cluster.

@@ -14,12 +14,10 @@
 //! **Space.** `free_segments` counts wholly free segments. A thread that takes a segment first
 //! decrements the count, so that it always finds one. Slots in a CPU's cache are not free for other
 //! CPUs. A thread that finds no other slot drains the caches, so that "none" means none anywhere.
-//! The maintaining thread drains a cache that was not used since its last call, as on a CPU that is
-//! gone.
+//! The maintaining thread drains a cache that was not used since its last call.
 //!
 //! **Tables.** A page written through fills its slot. Its owner, and its tag if pages are sealed,
-//! are therefore in a table of the cluster. A cluster has a table while any of its segments is
-//! broken up.
+//! are thus in a table of the cluster, which the cluster has while a segment is broken up.
 //!
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
 //! cluster's lock and are read without it.
@@ -198,8 +196,7 @@ impl Slots {
         lock(&self.clusters[number]).table().owner(at)
     }
 
-    /// Notes the owner of the page that the caller writes to `slot`, and the page's tag if it is
-    /// sealed.
+    /// Notes the owner of the page that the caller writes to `slot`, and its tag if it is sealed.
     pub(crate) fn note_page(&self, slot: Slot, owner: SwapEntry, tag: Option<Tag>) {
         let (number, at) = table_home(slot);
         let mut cluster = lock(&self.clusters[number]);

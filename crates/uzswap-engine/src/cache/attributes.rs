@@ -11,8 +11,7 @@ impl Cache {
         ATTRIBUTES.iter().find(|a| a.name == name).map(|a| (a.get)(&self.attributes))
     }
 
-    /// Changes an attribute with immediate effect, also under load. On an error the old value
-    /// stays.
+    /// Changes an attribute with immediate effect. On an error the old value stays.
     pub fn set_attribute(&self, name: &str, value: &str) -> Result<(), AttributeError> {
         let attribute = ATTRIBUTES.iter().find(|attribute| attribute.name == name);
         let attribute = attribute.ok_or_else(|| AttributeError::Unknown(name.into()))?;

@@ -79,8 +79,7 @@ impl Cache {
         }
     }
 
-    /// Copies out the part of a unit that one of its pages needs. The page's entry is locked, so
-    /// the unit stays.
+    /// Copies out the part of a unit that a page needs. Its entry is locked, so the unit stays.
     fn fetch_member(
         &self,
         key: SwapEntry,

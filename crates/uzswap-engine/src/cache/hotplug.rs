@@ -162,8 +162,7 @@ impl Cpus {
         })
     }
 
-    /// Starts or stops one state at a time. The error is that of the state that could not be
-    /// started or stopped.
+    /// Starts or stops one state at a time. The error is that of the state that failed.
     fn walk(
         &mut self,
         cache: &Cache,

@@ -37,8 +37,7 @@ const FRAMES_MORE: usize = 64;
 /// Bytes of a huge page, on most machines.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// An index of this many keys or more lies in huge pages. Its entries take 64 MiB, so a huge page
-/// wastes little.
+/// An index of this many keys lies in huge pages. Its entries take 64 MiB: huge pages waste little.
 const HUGE_KEYS: u32 = 1 << 22;
 
 /// Bytes of a table of tags.
@@ -50,8 +49,7 @@ const DESCRIPTORS_BYTES: usize = Zspage::CHUNK * size_of::<Zspage>();
 const _: () = assert!(DESCRIPTORS_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(TAGS_BYTES.is_multiple_of(PAGE_BYTES));
 
-/// The numbers that determine the place of everything. A cache can be taken over only if they are
-/// the same.
+/// The numbers that determine the place of everything. They must be the same in a take-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Keys of the index.

@@ -3,8 +3,8 @@
 //! The pool lies in sections of 2 MiB. [`SectionState`] has the table of their states. Every
 //! section can be emptied: nothing refers to an object by its address, so an object may move while
 //! its entry is not locked. The objects move to other sections. If those are full, the oldest pages
-//! go to the backing first. If an object cannot move, the section stays online, and the error names
-//! the object.
+//! go to the backing first. If an object cannot move, its section stays online, and the error names
+//! it.
 //!
 //! The pool's size follows the machine: see [`Cache::follow_memory`].
 
@@ -111,8 +111,7 @@ impl Cache {
             let has_memory = with_memory.contains(&node);
             if is_open && !has_memory && self.section_on(node).is_some() {
                 outcome = outcome.and(self.set_node(node, "offline"));
-                // The node can get no sections while it has no memory, and may get some when it
-                // has.
+                // The node gets no sections while it has no memory, and may get some later.
                 self.pool.close(node, false);
             }
         }
@@ -163,8 +162,7 @@ impl Cache {
         self.vacate(section, SectionState::Absent, |_| false)
     }
 
-    /// Empties a section and gives its memory back. If objects are left, asks `try_again` whether
-    /// to go on.
+    /// Empties a section and gives its memory back. Goes on while `try_again` agrees.
     fn vacate(
         &self,
         section: usize,
@@ -178,8 +176,7 @@ impl Cache {
             let left = match self.pool.vacate(section, &relocate) {
                 Ok(()) => match self.pool.finish_offline(section, to) {
                     Ok(true) => return Ok(()),
-                    // A thread took space before the section began to go offline, and no entry
-                    // refers to it yet.
+                    // A thread took space before `begin_offline`, and no entry refers to it yet.
                     Ok(false) => Left { stuck: Stuck::New, objects: 1, bytes: SECTION_BYTES },
                     Err(why) => {
                         self.pool.stay_online(section);
@@ -244,8 +241,7 @@ impl Cache {
         format!("{what} {number}, which {by} holds")
     }
 
-    /// Empties sections while there is free memory beyond the reserve, and gives them back. Returns
-    /// their bytes.
+    /// Empties sections and gives them back, while the reserve stays free. Returns their bytes.
     pub fn give_sections_back(&self) -> usize {
         let mut given = 0;
         let reserve = self.pool.reserve_of_all(self.reserve.reserve_bytes());

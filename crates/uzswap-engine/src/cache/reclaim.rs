@@ -29,9 +29,8 @@ fn reserve_bytes(pool_bytes_max: u64, cpus: usize) -> usize {
 /// has no memory, or there is no maintaining thread, no store waits.
 const LOOKS: u32 = 4000;
 
-/// Checks for memory on the caller's node, while other nodes have some: some 10 ms. A maintaining
-/// thread that need not wait for a CPU makes a section in 1 ms. A remote page costs less than a
-/// longer wait.
+/// Checks for memory on the caller's node, while other nodes have some: some 10 ms. A thread that
+/// has a CPU makes a section in 1 ms. A remote page costs less than a longer wait.
 const NODE_LOOKS: u32 = 170;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
@@ -133,8 +132,7 @@ impl Doorbell {
     fn ring(&self) {
         // Pairs with the fence in `wait`: if this thread finds the bell rung, the thread that takes
         // the ring sees this thread's change. Without the fences, a processor could read `rung`
-        // before the change is visible, and the maintaining thread would sleep for its interval in
-        // spite of work.
+        // before the change is visible, and the maintaining thread would sleep in spite of work.
         fence(SeqCst);
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
             let _held = self.lock.lock().expect(Self::UNPOISONED);
@@ -338,8 +336,7 @@ impl Cache {
             self.compact();
             return Ok(());
         }
-        // The maintaining thread may have filled the reserve while this thread waited for the
-        // writer's lock.
+        // The maintaining thread may have filled the reserve while this one waited for the lock.
         if !at_limit && topped_up().is_some() {
             return Ok(());
         }

@@ -236,8 +236,7 @@ impl Cache {
         work.candidates.len() == UNIT_PAGES
     }
 
-    /// Gives every CPU the buffers that decompress pages of units, before there are any. `None`: no
-    /// memory.
+    /// Gives every CPU the buffers for pages of units, before there are units. `None`: no memory.
     pub(crate) fn provide_units(&self) -> Option<()> {
         let make = || UnitScratch::new().map(Some);
         self.scratch.provide(|scratch| !scratch.has_unit(), make, Scratch::provide_unit)
@@ -419,8 +418,7 @@ impl Cache {
     }
 }
 
-/// True if pages gain an eighth as a unit of `bytes`. The pages of a unit that was taken apart
-/// always do.
+/// True if pages gain an eighth as a unit of `bytes`. Pages that are in a unit always do.
 fn gains(candidates: &[Candidate], bytes: usize) -> bool {
     let before = candidates.iter().map(|candidate| match candidate.from {
         From::Pool { bytes, .. } => usize::from(bytes),

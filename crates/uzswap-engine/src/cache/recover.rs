@@ -56,8 +56,7 @@ impl Cache {
         Self::make(config, backing, Some(&durable), Nodes::of_machine())
     }
 
-    /// Takes over the cache in the memory, if there is one. Called before other threads use this
-    /// cache.
+    /// Takes over the cache in the memory, if there is one. No other thread uses this cache yet.
     pub(crate) fn take_over(&self, durable: &Arc<Durable>) -> Result<(), SetupError> {
         if !durable.is_held() {
             return Ok(());

@@ -226,8 +226,7 @@ impl Cache {
         let failure = lock(&self.writeback.failure);
         let FailedRequest { what, byte, error } = failure.as_ref()?;
         let (what, byte, code, kind) = (*what, *byte, error.raw_os_error(), error.kind());
-        // Unlocks first, because the text takes memory, and a thread whose write fails waits for
-        // the lock.
+        // Unlocks first: the text takes memory, and a thread whose write fails waits for the lock.
         drop(failure);
         let error = code.map_or_else(|| kind.into(), io::Error::from_raw_os_error);
         Some(format!("{what} at byte {byte}: {error}"))
@@ -478,8 +477,7 @@ impl Cache {
         let Some(locked) = view.lock(key) else { return false };
         let known = match locked.state() {
             State::Pooled(_) => locked.is_in_flight_as(place.0),
-            // A segment that is being cleaned takes no new records, so an entry that refers to it
-            // is the copied one.
+            // A segment that is being cleaned takes no new records, so the entry is the copied one.
             State::Placed(at) => {
                 record.moved_from == Some(Segment::of(at.place))
                     && self.slots.segments.state(Segment::of(at.place)) == Use::Cleaning

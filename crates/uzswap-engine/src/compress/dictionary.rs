@@ -52,8 +52,7 @@ impl Default for Dictionaries {
 }
 
 impl Dictionaries {
-    /// The dictionaries of a cache that is taken over, if there is one. New ones are written to
-    /// `durable`.
+    /// The dictionaries of a cache that is taken over, if any. New ones are written to `durable`.
     pub(crate) fn kept_in(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let dictionaries = Self { durable: durable.cloned(), ..Self::default() };
         let kept = durable.filter(|durable| durable.is_held()).map(Durable::dictionaries);

@@ -18,8 +18,7 @@ const WORDS_MIN: usize = PAGE_BYTES / size_of::<u64>() / 2;
 
 fn is_of_words(page: &Page) -> bool {
     let words = page.as_chunks::<8>().0;
-    // 1 for a longer word: an addition and shifts that any processor does to several words at a
-    // time.
+    // 1 for a longer word: an addition and shifts, which any processor does to several words.
     let is_long = |bytes: &[u8; 8]| ((u64::from_le_bytes(*bytes) >> 48) + 0xffff) >> 16;
     let long: u64 = words.iter().map(is_long).sum();
     words.len() - long as usize >= WORDS_MIN

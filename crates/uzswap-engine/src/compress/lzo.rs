@@ -39,8 +39,7 @@ const SHORT: usize = 8;
 /// The three-byte copy reaches this long before it needs further length bytes.
 const MEDIUM: usize = 33;
 
-/// The most literals that an instruction byte of their own can count, and that the first byte of a
-/// stream can.
+/// The most literals that an instruction byte can count, and that a stream's first byte can.
 const RUN: usize = 18;
 const FIRST_RUN: usize = 255 - 17;
 

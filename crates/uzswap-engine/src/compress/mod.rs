@@ -202,8 +202,8 @@ trait Compressor {
     /// Compresses `page` into `out`; the bytes written, or `None` when they would not fit.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize>;
 
-    /// Decompresses `object` into `page`. `object` is not trusted: no bytes make this read or write
-    /// out of bounds.
+    /// Decompresses `object` into `page`. No bytes in `object` make this read or write out of
+    /// bounds.
     fn decompress(&mut self, object: &[u8], page: &mut Page) -> Result<(), Undecodable>;
 }
 
@@ -229,8 +229,7 @@ fn touch_stack() {
 /// when these are taken apart.
 const NUMBERS_BYTES_MIN: usize = PAGE_BYTES / 4;
 
-/// Taking numbers apart must gain one part in this many of the object, because decoding takes
-/// longer.
+/// Taking numbers apart must gain one part in this many: decoding takes longer.
 const NUMBERS_GAIN: usize = 16;
 
 /// Contexts for an algorithm, made before a thread waits for the lock of [`Codecs`].
@@ -322,8 +321,8 @@ impl Codecs {
         self.zstd.uses_dictionary(encoder)
     }
 
-    /// Makes zstd use another dictionary from now on, or none. Leaves the old one in `with` for the
-    /// caller to drop.
+    /// Makes zstd use another dictionary, or none. Leaves the old one in `with` for the caller to
+    /// drop.
     pub(crate) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
         self.zstd.exchange_dictionary(with);
     }

@@ -119,13 +119,11 @@ pub(super) fn together(
 }
 
 /// Turns words, taken as floats, into integers with the least power of ten that makes all of them
-/// integers; returns the power. If there is no such power, or all words are zero, the words stay as
-/// they are.
+/// integers; returns the power. Without such a power, or if all are zero, the words stay.
 fn to_integers(words: &mut [u64]) -> Option<usize> {
     let is_decimal = |word: u64, power: f64| {
         let integer = integer_of(word, power);
-        // Only the conversion of such integers does not depend on the machine's treatment of
-        // infinities.
+        // Only for these the conversion does not depend on the machine's infinities.
         integer.wrapping_add(INTEGER_MAX) <= 2 * INTEGER_MAX && float_of(integer, power) == word
     };
     // In heaps the first word that is not zero fails this.

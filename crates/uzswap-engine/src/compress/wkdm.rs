@@ -169,8 +169,7 @@ impl Compressor for Wkdm {
 impl Parts {
     /// Writes the object with `counts` of each kind.
     ///
-    /// This and [`Parts::unpack`] are compiled into either form, with the instructions that the
-    /// form may use.
+    /// This and [`Parts::unpack`] are compiled into either form, with that form's instructions.
     #[inline(always)]
     fn pack(&mut self, counts: Counts, out: &mut [u8]) -> Option<usize> {
         let [literals, slots, end] = counts.ends();

@@ -128,8 +128,7 @@ impl EntryLock<'_> {
 
 impl Drop for EntryLock<'_> {
     fn drop(&mut self) {
-        // Release: the next thread that locks the entry sees the object and the second word as this
-        // thread left them.
+        // Release: the next thread that locks the entry sees the object and the second word.
         self.entry.word.store(self.word.0, Ordering::Release);
     }
 }

@@ -58,8 +58,7 @@ pub(crate) struct Index {
     spare: Mutex<Vec<Owned>>,
     /// Most spare trunks that are kept ready.
     spare_max: AtomicUsize,
-    /// The number after that of the last trunk made for pages: probably the next to be made. A
-    /// hint.
+    /// The number after that of the last trunk made for pages: probably the next. A hint.
     next: AtomicUsize,
     /// Trunks that were taken out of the directory, to be freed.
     retired: Arc<Retired>,
@@ -284,8 +283,7 @@ impl Index {
             }
             return false;
         }
-        // A thread that has just made this trunk, to store there, finds a spare one when this trunk
-        // is gone.
+        // If this trunk goes, a thread that has just made it in order to store finds a spare one.
         self.made_for_pages.fetch_sub(1, Ordering::Relaxed);
         let held = match self.provision() {
             Ok(()) => entries.iter().position(|entry| !entry.become_gone()),
@@ -480,8 +478,7 @@ impl View<'_> {
             let directory = self.index.directory.as_ref();
             if let (Some(directory), Some(frame)) = (directory, self.index.memory.frame_of(&trunk))
             {
-                // Before any store in the trunk, so that a process that takes the cache over finds
-                // the trunk.
+                // Before any store there, so that a process that takes over finds the trunk.
                 directory[number].store(frame.word(), Ordering::Release);
             }
             slot.store(trunk.shared(), Ordering::Release);

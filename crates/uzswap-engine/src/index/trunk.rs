@@ -181,8 +181,7 @@ impl Retired {
             entries[0].link_of_retired().store(first, Relaxed);
             Some(at)
         };
-        // Release: the thread that frees the trunks follows the links. It takes the whole list, so
-        // no link is stale.
+        // Release: the thread that frees the trunks follows the links. It takes them all.
         let _ = self.first.fetch_update(Release, Relaxed, link);
     }
 

@@ -35,9 +35,9 @@ pub(crate) struct Left {
 }
 
 impl Pool {
-    /// One step of compaction in one class, on the first node that needs one: moves the objects of
-    /// the class's emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if a
-    /// zspage was freed.
+    /// One step of compaction in a class, on the first node that needs one: moves the objects of
+    /// the emptiest zspage into fuller ones, if that frees its frames. `Some(moved)` if a zspage
+    /// was freed.
     pub(crate) fn compact(&self, number: usize, relocate: Relocate<'_>) -> Option<usize> {
         (0..self.nodes.count()).find_map(|node| self.compact_on(number, node, relocate))
     }

@@ -103,8 +103,7 @@ pub(super) struct Sections {
     closed: Box<[AtomicBool]>,
     /// For each node: true if the last section that was made for it got memory of another node.
     short: Box<[AtomicBool]>,
-    /// For each node: true if a store has waited in vain for memory there since the last section
-    /// came.
+    /// For each node: true if a store waited in vain for memory since the last section came.
     late: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
     /// Free frames of each node's sections that are online.
@@ -313,8 +312,7 @@ impl Sections {
         self.make(number, before, *open.unwrap_or(&here)).map_err(Refused::Memory)
     }
 
-    /// Makes the memory of a section that is going online; after an error the section has its old
-    /// state.
+    /// Makes the memory of a section that is going online. On an error it has its old state.
     fn make(&self, number: usize, before: SectionState, node: usize) -> io::Result<()> {
         let made = self.populate(number, before, node).map(|memory| {
             Box::new(Section {
@@ -391,8 +389,7 @@ impl Sections {
         Ok(())
     }
 
-    /// Takes frames that were in use in the previous process; `false` if one does not exist, or is
-    /// taken.
+    /// Takes frames that the previous process used; `false` if one does not exist, or is taken.
     pub(super) fn retake(&self, frames: impl Iterator<Item = Frame>) -> bool {
         let mut inner = lock(&self.inner);
         for frame in frames {

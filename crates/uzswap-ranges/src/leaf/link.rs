@@ -68,8 +68,7 @@ fn free(leaf: NonNull<Leaf>) {
     drop(unsafe { Box::from_raw(leaf.as_ptr()) });
 }
 
-/// Under the model checker the memory stays and is marked, so that `deref` detects a use after
-/// free.
+/// Under the model checker the memory stays and is marked: `deref` detects a use after free.
 #[cfg(feature = "shuttle")]
 fn free(leaf: NonNull<Leaf>) {
     // SAFETY: the memory is never freed.

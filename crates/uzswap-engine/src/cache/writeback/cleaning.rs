@@ -141,8 +141,7 @@ impl Cache {
         true
     }
 
-    /// Frees the segments whose last record has been moved, and leaves others. No copy is in
-    /// flight.
+    /// Frees the segments whose last record was moved, and leaves others. No copy is in flight.
     pub(super) fn finish_cleaning(&self, writer: &mut SegmentWriter) {
         for victim in writer.cleaning.drain(..) {
             if self.slots.segments.written(victim) {

@@ -9,8 +9,7 @@
 use crate::page::{PAGE_BYTES as PAGE, Page};
 use std::ops::Range;
 
-/// By the format, a match begins at least 12 bytes before the end of the page, and ends at least 5
-/// before it.
+/// By the format, a match begins at least 12 bytes before the page's end, and ends at least 5.
 pub(super) const LAST: usize = PAGE - 12;
 const END: usize = PAGE - 5;
 

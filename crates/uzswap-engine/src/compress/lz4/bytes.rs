@@ -16,8 +16,7 @@ pub(super) struct Bytes {
     table: [u32; SLOTS],
 }
 
-/// A match at a place: its equal bytes, and in the bits below its distance. The greatest is the
-/// best.
+/// A match at a place: its equal bytes above its distance, so that the greatest is the best.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank(u64);
 

@@ -41,8 +41,7 @@ enum Is {
 
 use Is::{Absent as IsAbsent, Filled, InFlight, Placed, Pooled, Shared};
 
-/// Any page. A record is never filled or shared; a piece of a unit is never filled, shared or a
-/// member.
+/// Any page. A record is never filled or shared; a piece is never filled, shared or a member.
 const ANY: &[Is] = &[IsAbsent, Filled, Pooled, InFlight, Placed, Shared, Is::Member];
 
 /// A row of the table.
@@ -131,8 +130,7 @@ transitions! {
         "recovery: nothing is in flight any more; a sharer refers to its record; records and units without pages are gone";
 }
 
-/// An entry that only this thread may read and change. A transition unlocks it, and so does its
-/// drop.
+/// An entry that only this thread may read and change. A transition or a drop unlocks it.
 pub(crate) struct LockedEntry<'a> {
     lock: EntryLock<'a>,
     view: &'a View<'a>,
@@ -275,8 +273,7 @@ impl<'a> LockedEntry<'a> {
         self.view.counters().increment(ObjectsMoved);
     }
 
-    /// Gives a second chance to an entry that was taken off its list, and was used while it was on
-    /// the list.
+    /// Gives a second chance to an entry that was taken off its list, and was used on the list.
     pub(crate) fn spared(mut self) {
         self.begin_off(&SPARED);
         let is_piece = self.view.kind(self.key) == KeyKind::Piece;
@@ -337,8 +334,7 @@ impl<'a> LockedEntry<'a> {
     }
 
     /// The object becomes the record's, and the entry shares the record. The object's header
-    /// already names `record` as its owner. For a moment both entries refer to the object, which is
-    /// the record's.
+    /// already names `record` as its owner. For a moment both refer to the object.
     pub(crate) fn shared(self, record: LockedEntry<'_>) {
         let (state, key) = (self.state(), record.key);
         let old = record.stored(state);
@@ -455,8 +451,7 @@ impl View<'_> {
     pub(crate) fn take_oldest(&self, list: List) -> Option<(LockedEntry<'_>, Object)> {
         let list = self.lists().get(list);
         std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {
-            // The entry was not locked until here: it may be gone by now, or stored anew and on a
-            // list.
+            // The entry was not locked until here: it may be gone, or stored anew and on a list.
             let locked = self.lock(key)?;
             let State::Pooled(object) = locked.state() else { return None };
             let is_off = !locked.word().is_in_flight() && locked.lock.second() == OFF;
@@ -472,9 +467,8 @@ impl View<'_> {
 
 /// Entries of a killed process, before other threads use them.
 impl View<'_> {
-    /// Restores an entry as it was published last, unlocked and not in flight. Repairs its second
-    /// word if the process ended during a change of both words. The second word of a page in the
-    /// pool is cleared.
+    /// Restores an entry as it was published last, unlocked and not in flight. Repairs the second
+    /// word if the process ended during a change of both. Clears it for a page in the pool.
     pub(crate) fn recover(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
         let word = entry.peek();
         let second = entry.second.load(Ordering::Relaxed);
