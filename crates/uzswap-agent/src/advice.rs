@@ -11,7 +11,6 @@ use uzswap_sys::map::PAGE_BYTES;
 /// Since Linux 6.13.
 pub const MADV_GUARD_INSTALL: i32 = 102;
 
-/// `madvise`.
 pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let _inside = inside();
@@ -90,7 +89,7 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
 }
 
 /// Populates a range. Adopted pages come in as they are touched: together they might not fit. But
-/// the kernel answers if they could be populated.
+/// the kernel is asked whether they could be populated.
 fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let [_, _, advice, ..] = call.arguments;
     let mut at = range.start;

@@ -89,7 +89,6 @@ pub fn on_call(call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Ends the thread that watches.
 pub fn end_watching() {
     IS_WANTED.store(true, Relaxed);
     crate::ring();
@@ -118,7 +117,6 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Waits until a thread is gone.
 fn await_end(thread: i32) {
     // SAFETY: takes nothing.
     let process = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;

@@ -92,7 +92,6 @@ fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// Calls with a treatment of their own.
 fn own(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {

@@ -73,7 +73,6 @@ pub struct Managed {
     pub may_hope: bool,
     /// Looks in a row, before this one, with a starved thread and no hope.
     pub hopeless: u32,
-    /// The process is suspended.
     pub is_suspended: bool,
     /// Its faults are not served just now.
     pub is_slowed: bool,
@@ -119,7 +118,7 @@ pub struct Keep {
     pub is_patient: bool,
     /// True if threads that need an evicted page wait.
     pub is_suspended: bool,
-    /// Another budget.
+    /// The new budget, if it changes.
     pub budget: Option<u64>,
     pub wait: Duration,
 }
@@ -228,7 +227,7 @@ pub fn is_too_much(bytes: u64, allowance: u64) -> bool {
     bytes > allowance - reserve(allowance)
 }
 
-/// True if mappings that stay open are to be looked through for used pages.
+/// True if mappings that were left open must be searched for used pages.
 pub fn has_grown(besides: u64, at_last_look: u64) -> bool {
     besides > at_last_look + LOOK_STEP
 }

@@ -439,8 +439,6 @@ struct Plan {
     mask: u64,
 }
 
-/// Leaves our stack for the program's handler.
-///
 /// # Safety
 /// The plan's frame is where the handler returns to; nothing of this stack but the plan is used.
 #[unsafe(naked)]

@@ -232,7 +232,6 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// `munmap`.
 pub fn unmap(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let _inside = inside();
@@ -247,7 +246,6 @@ pub fn unmap(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `brk`.
 pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let mut layout = lock();
@@ -313,7 +311,6 @@ pub fn look_for_holes(range: &Range<usize>) -> i64 {
     unsafe { raw(libc::SYS_msync as u64, arguments) }
 }
 
-/// `mremap`.
 pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let mut layout = lock();

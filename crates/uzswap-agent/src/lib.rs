@@ -74,7 +74,6 @@ use watcher::Watcher;
 // The front's stacks are behind the mappings of this library.
 const _: () = assert!(PLACE >= map::place::END);
 
-/// The state of a program that was taken over.
 pub struct Agent {
     /// The pager that has its pages.
     pub pager: Pager,
@@ -95,7 +94,6 @@ fn front() -> Option<&'static Front> {
     FRONT.get().copied()
 }
 
-/// The tree that this process and others share.
 fn tree() -> Option<&'static Tree> {
     front().map(|front| &front.tree)
 }
@@ -190,7 +188,6 @@ fn await_bell(rung: u32, wait: Duration) {
     let _ = futex::wait(&BELL, futex::Flags::PRIVATE, rung, wait.try_into().ok().as_ref());
 }
 
-/// Starts the thread that watches.
 fn start() -> io::Result<()> {
     let _inside = inside();
     let coming = own_threads::announce();
@@ -198,7 +195,7 @@ fn start() -> io::Result<()> {
     started.map(own_threads::Started::leave)
 }
 
-/// Looks, decides and acts, until it is to end.
+/// Looks, decides and acts, until it must end.
 fn watch(coming: own_threads::Coming) {
     thread::with(|thread| thread.is_inside.set(true));
     let Some(front) = front() else { return };

@@ -49,7 +49,6 @@ pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     result.expect("the thread does each work once")
 }
 
-/// Ends the thread.
 pub fn end() {
     if IS_THERE.swap(false, SeqCst) {
         order(END);

@@ -65,7 +65,6 @@ fn pin_others(pins: &mut Pins<'_>, call: &Call) {
     }
 }
 
-/// The structure that the last argument of `pselect6` refers to.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct MaskArgument {
@@ -73,7 +72,6 @@ struct MaskArgument {
     bytes: u64,
 }
 
-/// `pselect6`.
 pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
     let mut pins = Pins::new(agent);

@@ -219,7 +219,6 @@ fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
     Some(done)
 }
 
-/// `getrandom`.
 fn random(agent: &Agent, call: &Call) -> i64 {
     let [at, bytes, flags, ..] = call.arguments;
     let bytes = bytes.min(BYTES_MAX);
@@ -252,7 +251,6 @@ impl Cursor {
         cursor
     }
 
-    /// The rest of the present buffer.
     fn rest(&self) -> Option<(u64, u64)> {
         let (at, bytes) = self.list.part(self.at)?;
         Some((at.wrapping_add(self.moved), bytes.checked_sub(self.moved)?))

@@ -21,7 +21,6 @@ const TRIES: usize = 8;
 /// yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
-/// Answers a call with an error.
 pub fn refuse(call: &mut Call, error: i32) -> Outcome {
     call.result = -i64::from(error);
     Outcome::Done
@@ -30,13 +29,11 @@ pub fn refuse(call: &mut Call, error: i32) -> Outcome {
 /// Ranges of memory that are pinned.
 pub struct Pins<'a> {
     agent: &'a Agent,
-    /// Bytes that may still be pinned.
     left: u64,
     pinned: thread::Use,
 }
 
 impl<'a> Pins<'a> {
-    /// Nothing yet.
     pub fn new(agent: &'a Agent) -> Self {
         Self { agent, left: MOST, pinned: thread::Use::begin() }
     }
@@ -281,7 +278,6 @@ fn is_address(at: u64) -> bool {
     (PAGE_BYTES as u64..1 << 47).contains(&at)
 }
 
-/// Makes a call as the program asked.
 pub fn make_once(call: &mut Call) {
     // SAFETY: the program's own call.
     call.result = unsafe { raw(call.number, call.arguments) };
@@ -293,7 +289,7 @@ pub fn make(agent: &Agent, call: &mut Call) {
 }
 
 /// Makes a call. If it answers `EFAULT`, brings in the memory that its arguments may refer to, more
-/// each time, and makes it again.
+/// each time, and repeats it.
 pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     let mut turn = 0;
     // Pinned until the call has been made again.

@@ -277,7 +277,6 @@ fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
     make_child(agent, call, arguments, stack)
 }
 
-/// `close`.
 pub fn close(call: &mut Call) -> Outcome {
     if is_ours(call.arguments[0] as i32) {
         return refuse(call, libc::EBADF);
@@ -311,7 +310,6 @@ pub fn close_range(call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `dup2`, `dup3`.
 pub fn duplicate(call: &mut Call) -> Outcome {
     if is_ours(call.arguments[1] as i32) {
         return refuse(call, libc::EBUSY);
@@ -389,7 +387,6 @@ fn bring_in_string(agent: &Agent, string: u64) {
     }
 }
 
-/// The bytes of some words.
 fn bytes_of(words: &mut [u64]) -> &mut [u8] {
     // SAFETY: any bytes are words, and these are as many as the words have.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }

@@ -71,7 +71,7 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
     }
 }
 
-/// Has the program taken over. `false`: it is too late for that.
+/// Asks the watching thread to take the program over. `false`: it is too late for that.
 pub fn want_take_over() -> bool {
     TAKING_UNTIL.store(clock() + decide::PATIENCE.as_millis() as u64, Relaxed);
     stage::change(Stage::Watched, Stage::TakingOver) || stage::now() == Stage::TakingOver

@@ -34,7 +34,6 @@ struct Program {
     first: u64,
 }
 
-/// `seccomp`.
 pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, flags, program, ..] = call.arguments;
     match operation {
@@ -49,7 +48,6 @@ pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
     touched(agent, call, &[2])
 }
 
-/// `prctl`.
 pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, mode, program, ..] = call.arguments;
     if operation as i32 == libc::PR_SET_SECCOMP {
@@ -70,7 +68,6 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     touched(agent, call, &[1, 2, 3, 4])
 }
 
-/// `ptrace`.
 pub fn trace(agent: &Agent, call: &mut Call) -> Outcome {
     const TRACE_ME: u64 = 0;
     // A child that borrows its parent's memory (`vfork`) soon becomes another program.

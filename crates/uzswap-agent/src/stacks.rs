@@ -164,7 +164,6 @@ pub fn programs() -> libc::stack_t {
     PROGRAMS.get()
 }
 
-/// Sets it as the program does.
 pub fn set_programs(stack: libc::stack_t) {
     PROGRAMS.set(stack);
 }
@@ -278,7 +277,6 @@ fn give() -> Option<libc::stack_t> {
     ours()
 }
 
-/// Makes the calling thread's stacks.
 fn make() {
     let _inside = inside();
     thread::prepare();
@@ -317,7 +315,7 @@ pub fn for_call(work: impl FnMut()) {
     ARE_CALLS_ON_IT.with(|is_used| is_used.store(false, Relaxed));
 }
 
-/// Does the last work of a thread that ends on its stack for calls: the thread's own may have no
+/// Does the last work of an ending thread on its stack for calls, because its own stack may have no
 /// room.
 pub fn for_end(work: impl FnMut()) {
     let mut work = work;

@@ -103,7 +103,6 @@ impl Stage {
     }
 }
 
-/// The stage of a program.
 struct Current(AtomicU8);
 
 static CURRENT: Current = Current(AtomicU8::new(Loaded as u8));
@@ -114,7 +113,6 @@ impl Current {
         ALL[usize::from(self.0.load(Acquire)) % ALL.len()]
     }
 
-    /// Goes from one stage to another. `false`: the program is in another stage, and stays there.
     fn change(&self, from: Stage, next: Stage) -> bool {
         if !from.may_become(next) {
             die(&["a program that is ", from.name(), " does not become ", next.name()]);
@@ -142,7 +140,6 @@ impl Current {
     }
 }
 
-/// The stage at present.
 pub fn now() -> Stage {
     CURRENT.get()
 }

@@ -4,8 +4,8 @@
 //! find the system calls → make a pager → stop all threads → replace the calls → let them go on
 //! lock the layout → read the mappings → adopt those that may be → unlock
 //! ```
-//! The stop brings each thread out of the kernel, and it comes back through a replaced instruction:
-//! from then on no call goes unseen.
+//! The stop brings each thread out of the kernel, and the thread comes back through a replaced
+//! instruction: from then on no call goes unseen.
 
 use crate::stage::{self, Stage};
 use crate::{
@@ -200,7 +200,6 @@ fn prepare(
 fn begin(agent: Agent, threads: Vec<i32>) {
     let only = threads.first().copied().filter(|_| threads.len() == 1);
     agent.pager.set_only_thread(only);
-    // It is set once.
     let _ = AGENT.set(agent);
     stage::enter(Stage::Adopting);
 }
@@ -297,7 +296,6 @@ fn pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
     made.inspect(|pager| pager.set_patient(true))
 }
 
-/// The kernel's error, if it was one.
 fn os_error(error: &uzswap_region::Error) -> Option<i32> {
     let sources = successors(std::error::Error::source(error), |error| error.source());
     sources.filter_map(|error| error.downcast_ref()).find_map(io::Error::raw_os_error)

@@ -127,7 +127,6 @@ impl Pins {
         Self { id, call, few, count, many, mapping, reserved }
     }
 
-    /// Notes a range.
     fn add(&self, range: Range<usize>) {
         let count = self.count.get();
         match self.few.get(count) {
@@ -223,7 +222,6 @@ impl Use {
         })
     }
 
-    /// Notes a range that is pinned now.
     pub fn note(&mut self, range: Range<usize>) {
         // SAFETY: as above; this is of the thread that made it.
         match unsafe { self.pins.as_ref() } {

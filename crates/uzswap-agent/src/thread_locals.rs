@@ -122,7 +122,6 @@ struct Ending {
     next: *mut Ending,
 }
 
-/// Runs in a thread that ends.
 pub extern "C" fn end(list: *mut c_void) {
     stacks::for_end(|| run_all(list));
 }

@@ -140,7 +140,6 @@ impl Idle {
         Self { idleness: Idleness::default(), own, all, next, used: 0, waits: false }
     }
 
-    /// Counts the faults, after a report to the tree.
     fn count(&mut self, tree: &Tree) {
         if Instant::now() < self.next {
             return;

@@ -154,7 +154,6 @@ impl Process {
         }
     }
 
-    /// The least budget of its pager.
     fn pager_least(&self) -> u64 {
         self.cache + self.stuck + MOVING
     }
@@ -164,7 +163,6 @@ impl Process {
         if self.is == Is::Refused { self.data } else { 0 }
     }
 
-    /// Pages that may be out.
     fn out_most(&self) -> u64 {
         (self.budget / 2 + self.backing) * COMPRESSED
     }
