@@ -1,4 +1,4 @@
-//! Names the shared library as its users' loaders look for it.
+//! Gives the shared library the name by which loaders look for it.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libuzswap.so.0");

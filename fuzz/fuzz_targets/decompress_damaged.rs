@@ -1,4 +1,4 @@
-//! Damaged objects into every decoder.
+//! Gives damaged objects to every decoder.
 
 #![no_main]
 

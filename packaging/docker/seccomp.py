@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a seccomp profile that also permits userfaultfd from the one that a container engine uses.
+"""Adds userfaultfd to the seccomp profile of a container engine.
 
 seccomp.py DEFAULT.json > uzswap.json; docker run --security-opt seccomp=uzswap.json ...
 
-DEFAULT.json is the engine's own: profiles/seccomp/default.json of Docker's sources, /usr/share/containers/seccomp.json
-of Podman's. Without capabilities the kernel lets a program use userfaultfd for faults of its own only
-(UFFD_USER_MODE_ONLY). uzswap asks for no others.
+DEFAULT.json is the engine's own profile: profiles/seccomp/default.json in Docker's sources, or Podman's
+/usr/share/containers/seccomp.json. Without capabilities the kernel permits userfaultfd only for faults in the program
+itself, not in the kernel (UFFD_USER_MODE_ONLY). uzswap needs no others.
 """
 
 import json
@@ -15,7 +15,7 @@ CALL = "userfaultfd"
 
 
 def with_userfaultfd(profile):
-    """The profile with one more rule; as it is if it permits the call to everybody already."""
+    """The profile with one more rule, or unchanged if it permits the call unconditionally."""
     rules = profile["syscalls"]
     conditions = ("args", "includes", "excludes")
     for rule in rules:

@@ -1,7 +1,6 @@
 """Parses Python's own library and keeps all syntax trees, as linters and type checkers do.
 
---limit SIZE: ends once it has more anonymous memory than that, as the kernel ends a program at the limit of its
-container.
+--limit SIZE: ends when it has more anonymous memory, like a program that the kernel kills at its container's limit.
 """
 
 import ast
@@ -31,7 +30,7 @@ def main():
         peak = max(peak, anonymous_mib())
         if limit and peak > limit:
             sys.exit(f"  {peak} MiB of {limit} after {len(trees)} files: out of memory")
-    # Everything once more, from the first file on.
+    # Uses all trees once more, from the first file on.
     sums = hashlib.md5()
     count = 0
     for tree in trees:

@@ -1,14 +1,14 @@
-//! `xtask cross COMMAND …`: cargo for aarch64, on a machine with another processor. Programs and
-//! tests run under QEMU's user emulation, which has no userfaultfd: tests that need the kernel run
-//! in the lab (`vm`).
+//! `xtask cross COMMAND …`: runs cargo for aarch64 on a machine with another processor. Programs
+//! and tests run under QEMU's user emulation. It has no userfaultfd, so tests that need the kernel
+//! run in the lab (`vm`).
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// The other processor.
+/// The target.
 pub const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// Variables of cargo, unless they are set: Debian's cross compiler, and the emulator with the
-/// compiler's C library. The compilers of C codecs find theirs by the target.
+/// Defaults of variables for cargo: Debian's cross compiler, and the emulator with that compiler's
+/// C library. The C codecs find their compilers by the target.
 const VARIABLES: [(&str, &str); 2] = [
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
     (
@@ -16,7 +16,7 @@ const VARIABLES: [(&str, &str); 2] = [
         "qemu-aarch64-static -L /usr/aarch64-linux-gnu",
     ),
 ];
-/// Libraries and programs that work there: all but those of in-process, benchmarks and tools.
+/// Libraries and programs that work on aarch64: all but in-process, benchmarks and tools.
 const PACKAGES: [&str; 12] = [
     "uzswap-sync",
     "uzswap-ranges",
@@ -32,7 +32,7 @@ const PACKAGES: [&str; 12] = [
     "uzswap",
 ];
 
-/// A call of cargo for that processor, without the target in its arguments.
+/// A cargo command for the target.
 pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
@@ -44,7 +44,7 @@ pub fn cargo(root: &Path) -> Command {
     command
 }
 
-/// Runs cargo with these arguments; on all packages that work there, unless some are named.
+/// Runs cargo with these arguments, on all packages above unless the arguments name some.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let (mut before, mut behind) = (Vec::new(), Vec::new());
     for argument in arguments {

@@ -1,6 +1,6 @@
-//! The published files, with checksums, in target/dist. An ordinary user installs the wheel or
-//! the tarball (portable.rs). There are a Debian package, the Python module's sources and the
-//! program as one file without libraries; its crates, and a list of its parts (SBOM).
+//! Makes the files to publish in target/dist, with checksums. Ordinary users install the wheel or
+//! the tarball (portable.rs). The others are a Debian package, the Python module's sources, the
+//! program as one file without libraries, its crates, and a list of its parts (SBOM).
 
 use crate::release::{Dist, succeed};
 use crate::{Result, output, portable};
@@ -8,13 +8,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// The processor and system of the file without libraries.
+/// The target of the file without libraries.
 const STATIC: &str = "x86_64-unknown-linux-musl";
 
-/// Makes one kind.
+/// Makes one kind of file.
 type Make = fn(&Dist) -> Result<()>;
 
-/// The kinds, by the names of `--only`.
+/// The kinds, by their names for `--only`.
 const KINDS: [(&str, Make); 9] = [
     ("wheel", portable::wheel),
     ("tarball", portable::tarball),
@@ -27,7 +27,8 @@ const KINDS: [(&str, Make); 9] = [
     ("sbom", sbom),
 ];
 
-/// `--only NAME`: one kind. `--quick`: a wheel and a tarball of the profile `quick`, to test them.
+/// `--only NAME`: makes one kind. `--quick`: makes a wheel and a tarball of the profile `quick`,
+/// for tests.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let (quick, arguments): (Vec<_>, Vec<_>) = arguments.partition(|name| name == "--quick");
     let kinds: Vec<_> = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -73,14 +74,14 @@ fn make(dist: &Dist, kinds: &[(&str, Make)]) -> Result<()> {
 
 const SUMS: &str = "SHA256SUMS";
 
-/// The Debian package, by debhelper.
+/// Makes the Debian package, by debhelper.
 fn deb(dist: &Dist) -> Result<()> {
-    // By the tools' own conventions for the folder and the name of a package's sources.
+    // debhelper's conventions for the folder and the name of a package's sources.
     let source = dist.stage.join("uzswap");
     fs::create_dir_all(&source)?;
     let debian = dist.root.join("packaging/debian");
     succeed(Command::new("cp").arg("-r").arg(debian).arg(source.join("debian")))?;
-    // Rust is rustup's, which dpkg does not know; and debhelper gives a build another home.
+    // dpkg does not know the Rust of rustup, and debhelper gives a build another HOME.
     let mut command = Command::new("dpkg-buildpackage");
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
     for (name, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
@@ -105,7 +106,7 @@ fn deb(dist: &Dist) -> Result<()> {
     Ok(())
 }
 
-/// Makes cargo take crates from the folder of `cargo vendor`.
+/// Makes cargo take crates from the folder that `cargo vendor` has made.
 const VENDORED: &str = "[source.crates-io]
 replace-with = \"vendor\"
 
@@ -113,8 +114,8 @@ replace-with = \"vendor\"
 directory = \"vendor\"
 ";
 
-/// The Python module's source with that of all crates. A module that is built from it without a
-/// network shows that nothing is missing.
+/// Makes the Python module's source, with that of all crates. Builds a module from it without a
+/// network, to show that nothing is missing.
 fn sdist(dist: &Dist) -> Result<()> {
     let stage = dist.stage.join("python");
     fs::create_dir_all(&stage)?;
@@ -129,7 +130,7 @@ fn sdist(dist: &Dist) -> Result<()> {
     };
     succeed(tar().args(["-xzf", &archive]))?;
     let source = stage.join(name);
-    // Without --locked: the workspace's lock file loses the packages that the module does not need.
+    // Without --locked: packages that the module does not need leave the workspace's lock file.
     let vendor = ["vendor", "--quiet", "--versioned-dirs"];
     succeed(Command::new("cargo").current_dir(&source).args(vendor))?;
     fs::create_dir_all(source.join(".cargo"))?;
@@ -138,7 +139,7 @@ fn sdist(dist: &Dist) -> Result<()> {
     succeed(
         dist.python_tool("maturin")?
             .current_dir(&source)
-            // No earlier downloads.
+            // A new CARGO_HOME, so without earlier downloads.
             .env("CARGO_HOME", stage.join("home"))
             .env("CARGO_TARGET_DIR", stage.join("target"))
             .args(build)
@@ -148,7 +149,7 @@ fn sdist(dist: &Dist) -> Result<()> {
     dist.take(&stage.join(archive))
 }
 
-/// The program without any library, for every Linux system.
+/// Makes the program without libraries, for every Linux system.
 fn program(dist: &Dist) -> Result<()> {
     succeed(Command::new("rustup").args(["--quiet", "target", "add", STATIC]))?;
     succeed(
@@ -171,7 +172,8 @@ fn program(dist: &Dist) -> Result<()> {
     succeed(Command::new("tar").arg("-cJf").arg(archive).arg("-C").arg(&dist.stage).arg(name))
 }
 
-/// The crates of `cargo install uzswap`, each built from its own file: all that may be published.
+/// Makes the crates that `cargo install uzswap` needs: all that may be published. Builds each from
+/// its file.
 fn crates(dist: &Dist) -> Result<()> {
     let mut command = Command::new("cargo");
     command.current_dir(&dist.root).args(["package", "--locked", "--quiet"]);
@@ -192,11 +194,11 @@ fn crates(dist: &Dist) -> Result<()> {
     Ok(())
 }
 
-/// All parts of the program, with versions and licenses, in the CycloneDX format.
+/// Makes the list of the program's parts, with versions and licenses, in the CycloneDX format.
 fn sbom(dist: &Dist) -> Result<()> {
     let tools = dist.target.join("tools");
     if !tools.join("bin/cargo-sbom").exists() {
-        // The newest; CycloneDX' own tool writes into the sources.
+        // The newest version. CycloneDX' own tool writes into the sources.
         let version = "cargo-sbom@0.10.0";
         let mut install = Command::new("cargo");
         install.args(["install", "--quiet", "--locked", version, "--root"]).arg(&tools);

@@ -1,4 +1,4 @@
-//! crates/uzswap-c/include/uzswap.h, from the functions that the C library exports.
+//! Makes crates/uzswap-c/include/uzswap.h from the functions that the C library exports.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ pub fn text(root: &Path) -> String {
         Err(error) => panic!("crates/uzswap-c/src/lib.rs: {error}"),
     }
     let text = String::from_utf8(text).unwrap_or_default();
-    // Constants carry the library's name.
+    // Gives constants the library's prefix.
     text.replace("#define MODE_", "#define UZSWAP_MODE_")
         .replace("#define ON_FORK_", "#define UZSWAP_ON_FORK_")
         .replace("#define ADVICE_", "#define UZSWAP_ADVICE_")

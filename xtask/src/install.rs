@@ -1,5 +1,5 @@
-//! Installs the C library, and with `--system` the program and its files for a system, like
-//! `make install`.
+//! Installs the C library like `make install`. `--system` also installs the program and its files
+//! for a system.
 
 use std::fs;
 use std::io;
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The library's name states its compatibility; crates/uzswap-c/build.rs puts the name in the file.
+/// The name states the library's compatibility. crates/uzswap-c/build.rs puts it into the file.
 const SONAME: &str = "libuzswap.so.0";
 
-/// `--prefix DIR` (/usr/local): the final folder. `--destdir DIR`: a prefix for copying files.
-/// `--built DIR`: the folder of libraries that are built already. `--system`: the program, its
-/// unit, configuration, man pages and completions too.
+/// `--prefix DIR` (/usr/local): the final folder. `--destdir DIR`: a folder before the prefix for
+/// the copies. `--built DIR`: libraries that are built already. `--system`: also the program, its
+/// unit, configuration, man pages and completions.
 pub fn run(root: &Path, mut arguments: impl Iterator<Item = String>) -> ExitCode {
     let mut prefix = PathBuf::from("/usr/local");
     let mut destdir = String::new();
@@ -66,7 +66,7 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     link(&format!("libuzswap.so.{VERSION}"), &library.join(SONAME))?;
     link(SONAME, &library.join("libuzswap.so"))?;
     copy(&built.join("libuzswap.a"), &library.join("libuzswap.a"), 0o644)?;
-    // The folder where `uzswap run` searches them, from a folder `bin` beside.
+    // `uzswap run` finds them here, from the folder `bin` beside.
     for name in ["libuzswap_preload.so", "libuzswap_agent.so"] {
         copy(&built.join(name), &library.join("uzswap").join(name), 0o755)?;
     }
@@ -86,8 +86,8 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     Ok(())
 }
 
-/// The program, and the files by which a system starts, configures and documents it. An existing
-/// configuration stays.
+/// Installs the program, and the files by which a system starts, configures and documents it. An
+/// existing configuration stays.
 fn install_system(root: &Path, program: &Path, prefix: &Path, destdir: &str) -> io::Result<()> {
     let to = PathBuf::from(format!("{destdir}{}", prefix.display()));
     let share = to.join("share");
@@ -126,7 +126,8 @@ fn install_system(root: &Path, program: &Path, prefix: &Path, destdir: &str) -> 
     Ok(())
 }
 
-/// Builds packages; their folder. Libraries that run in other programs have a profile of their own.
+/// Builds packages. Returns their folder. Libraries that run in other programs have their own
+/// profile.
 fn build(root: &Path, profile: &str, packages: &[&str]) -> io::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
@@ -140,7 +141,7 @@ fn build(root: &Path, profile: &str, packages: &[&str]) -> io::Result<PathBuf> {
     Ok(crate::target(root).join(profile))
 }
 
-/// Replaces a file as a whole, so that a program that has mapped it keeps the old one.
+/// Replaces a file by a new one, so that a program that has mapped the old one keeps it.
 fn copy(from: &Path, to: &Path, mode: u32) -> io::Result<()> {
     make_folder(to)?;
     let new = to.with_extension("new");

@@ -1,8 +1,8 @@
-//! Chores of this repository. `cargo run -p xtask -- docs` writes the generated documents, `tidy`
-//! checks that they are fresh and that the house rules hold, `words` lists sentences that break
-//! STYLE.md. `install` installs the C library and, on request, everything else, `dist` makes
-//! packages, `vm` runs tests in virtual machines, `roots` with other C libraries, `cross` builds
-//! for aarch64.
+//! Chores of this repository. `cargo run -p xtask -- docs` writes the generated documents. `tidy`
+//! checks that they are fresh and that the house rules hold; `words` lists sentences that break
+//! STYLE.md. `install` installs the C library and, on request, everything else. `dist` makes
+//! packages, `vm` runs tests in virtual machines, `roots` runs them with other C libraries, and
+//! `cross` builds for aarch64.
 
 #![forbid(unsafe_code)]
 
@@ -24,16 +24,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// A failure is a message for a person.
+/// The error is a message for a person.
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The folder of all builds.
+/// The folder of cargo's builds.
 fn target(root: &Path) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     target.unwrap_or_else(|| root.join("target"))
 }
 
-/// The output of a program that succeeds.
+/// Runs a program and returns its output. A failing program is an error.
 fn output(command: &mut Command) -> Result<String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
@@ -43,7 +43,7 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Files below a folder with an extension, relative to it.
+/// The files with an extension below a folder, relative to it.
 fn files(root: &Path, wanted: &str) -> Vec<PathBuf> {
     let mut folders = vec![root.to_owned()];
     let mut files = Vec::new();

@@ -6,11 +6,11 @@ use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 use uzswap_cli::cli::Cli;
 
-/// Their folders.
+/// The folders of the man pages and completions.
 const MAN: &str = "docs/man";
 const COMPLETIONS: &str = "docs/completions";
 
-/// The meaning of each exit status, and the only command that has it.
+/// The meaning of each exit status, and the command that alone has it, if any.
 const STATUSES: [(&str, &str, &str); 7] = [
     ("0", "", "It was done."),
     ("1", "doctor", "No front end works on this machine."),
@@ -43,7 +43,7 @@ pub fn pages() -> Vec<(String, String)> {
     pages
 }
 
-/// A command's page, and those of its own commands.
+/// Adds the page of a command, and the pages of its subcommands.
 fn add_pages(name: &str, command: &Command, pages: &mut Vec<(String, String)>) {
     pages.push((format!("{MAN}/{name}.1"), page(name, command.clone())));
     for sub in command.get_subcommands() {
@@ -109,7 +109,7 @@ pub fn completions() -> Vec<(String, String)> {
     shells.map(|(shell, name)| (format!("{COMPLETIONS}/{name}"), text(shell))).into()
 }
 
-/// The command line without internal commands: a shell would offer these too.
+/// The command line without internal commands, which a shell must not offer.
 fn shown() -> Command {
     let whole = Cli::command();
     let hidden = |sub: &&Command| !sub.is_hide_set();

@@ -1,9 +1,8 @@
 //! A wheel and a tarball with the program, its two libraries and the Python module. They are built
-//! against an old C library, and so run on every distribution of the last years.
+//! against an old C library, so they run on every distribution of the last years.
 //!
-//! The C library is Debian 11's, which mmdebstrap unpacks below target/; compiler and linker are
-//! this machine's, or Debian's cross compiler. Of that library only functions that version 2.28 has
-//! are used.
+//! The C library is that of Debian 11, which mmdebstrap unpacks below target/. Compiler and linker
+//! are this machine's, or Debian's cross compiler. Only functions of version 2.28 are used.
 
 use crate::release::{Dist, succeed};
 use crate::{Result, output};
@@ -20,11 +19,11 @@ struct Processor {
     name: &'static str,
     /// Debian's name.
     debian: &'static str,
-    /// Before the names of compiler and binary tools.
+    /// The prefix of compiler and binary tools.
     tools: &'static str,
-    /// The C library's first version there.
+    /// The first version of the C library for this processor.
     first_version: &'static str,
-    /// In-process works there, so the libraries are built.
+    /// True if in-process works there, so that the libraries are built.
     has_in_process: bool,
 }
 
@@ -44,34 +43,34 @@ static ARM: Processor = Processor {
 };
 
 impl Processor {
-    /// As Rust names it.
+    /// Rust's name of the target.
     fn target(&self) -> String {
         format!("{}-unknown-linux-gnu", self.name)
     }
 
-    /// As Debian names folders.
+    /// Debian's name of its folders.
     fn multiarch(&self) -> String {
         format!("{}-linux-gnu", self.name)
     }
 
-    /// A compiler or binary tool.
+    /// A command of the compiler or a binary tool.
     fn tool(&self, name: &str) -> Command {
         Command::new(format!("{}{name}", self.tools))
     }
 }
 
-/// The oldest release that still gets updates, and its compiler's runtime.
+/// The oldest Debian release that gets updates, and the runtime of its compiler.
 const SUITE: &str = "bullseye";
 const PACKAGES: &str = "libc6-dev,libgcc-10-dev,libstdc++-10-dev";
 pub const MIRROR: &str = "http://deb.debian.org/debian";
-/// Pip's name for systems with this C library.
+/// pip's name for systems with this C library.
 const PLATFORM: &str = "manylinux_2_28";
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const WHEEL_BYTES_MAX: u64 = 6 << 20;
 
-/// Functions that became others in 2.29: linked by the names that they had before.
+/// Functions that got new versions in 2.29: they are linked by their old versions.
 const OLD_MATH: &str = r#"
 #define OLD(name, parameters, arguments)                      \
     __asm__(".symver old_" #name ", " #name "@GLIBC_" FIRST); \
@@ -84,8 +83,8 @@ OLD(log2, (double x), (x))
 OLD(pow, (double x, double y), (x, y))
 "#;
 
-/// Functions that are later than 2.28, and that the standard library uses where they are there. A
-/// name that it only asks for would still need the later C library.
+/// Functions newer than 2.28 that the standard library uses if they exist. Even a weak reference
+/// would need the newer C library.
 const LATE_NAMES: &str = r#"
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -95,7 +94,7 @@ __asm__(".globl posix_spawn_file_actions_addchdir_np\n"
         ".set posix_spawn_file_actions_addchdir_np, 0\n");
 "#;
 
-/// The stripped files. Their debug information is in files of its own.
+/// The stripped files, and the folder of their debug information.
 struct Built {
     program: PathBuf,
     libraries: Vec<PathBuf>,
@@ -134,13 +133,13 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
     Ok(Built { program, libraries, sysroot })
 }
 
-/// Of the program and of the libraries.
+/// The profiles of the program and of the libraries.
 fn profiles(dist: &Dist) -> (&'static str, &'static str) {
     if dist.is_quick { ("quick", "quick") } else { ("release", "library") }
 }
 
-/// Copies a file to a folder without its debug information, which gets a file in another one. A
-/// debugger finds that by its name, beside the program or in its own folder for such files.
+/// Copies a file to a folder without its debug information, which goes into a file in `debug`. A
+/// debugger finds that file by its name, beside the program or in its own folder for such files.
 fn split(processor: &Processor, from: &Path, folder: &Path, debug: &Path) -> Result<PathBuf> {
     let name = from.file_name().ok_or("a file without a name")?;
     let mut debug_name = name.to_owned();
@@ -154,13 +153,13 @@ fn split(processor: &Processor, from: &Path, folder: &Path, debug: &Path) -> Res
     Ok(to)
 }
 
-/// `uzswap-VERSION-cp39-abi3-manylinux_2_28_x86_64.whl`: files that pip puts below its prefix, so
-/// that `uzswap` is on the PATH and `import uzswap` finds the module.
+/// `uzswap-VERSION-cp39-abi3-manylinux_2_28_x86_64.whl`. pip puts its files below the prefix, so
+/// `uzswap` is on the PATH and `import uzswap` finds the module.
 pub fn wheel(dist: &Dist) -> Result<()> {
     wheel_for(dist, &X86)
 }
 
-/// The same for aarch64, by a cross compiler.
+/// The wheel for aarch64, by a cross compiler.
 pub fn wheel_for_arm(dist: &Dist) -> Result<()> {
     wheel_for(dist, &ARM)
 }
@@ -177,7 +176,8 @@ fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     maturin.arg("--out").arg(&stage);
     succeed(&mut maturin)?;
     let made = fs::read_dir(&stage)?.next().ok_or("maturin has made no wheel")??.path();
-    // The module alone; then all else, and its list of files once more.
+    // The wheel has only the module at first. The other files are added, and its list of files is
+    // made again.
     let mut unpack = dist.python_tool("wheel")?;
     output(unpack.arg("unpack").arg("--dest").arg(&stage).arg(made))?;
     let name = format!("uzswap-{VERSION}");
@@ -188,7 +188,8 @@ fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     check_size(dist, processor)
 }
 
-/// A published wheel is no larger than people like to download. (A quick one is a fifth larger.)
+/// Fails if a published wheel is too large to download with pleasure. (A quick one is a fifth
+/// larger.)
 fn check_size(dist: &Dist, processor: &Processor) -> Result<()> {
     let end = format!("{}.whl", processor.name);
     for file in fs::read_dir(&dist.folder)?.flatten() {
@@ -200,12 +201,12 @@ fn check_size(dist: &Dist, processor: &Processor) -> Result<()> {
     Ok(())
 }
 
-/// `uzswap-VERSION-x86_64-linux.tar.gz`: unpacked anywhere, `bin/uzswap` runs.
+/// `uzswap-VERSION-x86_64-linux.tar.gz`. `bin/uzswap` runs wherever it is unpacked.
 pub fn tarball(dist: &Dist) -> Result<()> {
     tarball_for(dist, &X86)
 }
 
-/// The same for aarch64.
+/// The tarball for aarch64.
 pub fn tarball_for_arm(dist: &Dist) -> Result<()> {
     tarball_for(dist, &ARM)
 }
@@ -226,7 +227,7 @@ fn tarball_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     succeed(tar.arg("-C").arg(&dist.stage).arg(name))
 }
 
-/// The program in a folder for programs, and its other files below a prefix.
+/// Copies the program to `programs`, and its other files below `prefix`.
 fn lay_out(dist: &Dist, built: &Built, programs: &Path, prefix: &Path) -> Result<()> {
     let copy = |from: &Path, folder: &Path, mode: u32| -> Result<()> {
         let to = folder.join(from.file_name().ok_or("a file without a name")?);
@@ -251,12 +252,12 @@ struct Sysroot {
 }
 
 impl Sysroot {
-    /// Makes it once.
+    /// Makes the system, if there is none.
     fn new(target: &Path, processor: &'static Processor) -> Result<Self> {
         let folder = target.join("sysroot").join(processor.name);
         let compiler = folder.join("cc");
         if !compiler.exists() {
-            // An interrupted run starts anew; the folder may not exist.
+            // An interrupted run begins again. The folder may not exist.
             let _ = fs::remove_dir_all(&folder);
             fs::create_dir_all(&folder)?;
             let root = folder.join(SUITE);
@@ -267,7 +268,8 @@ impl Sysroot {
                 format!("{error}; it needs mmdebstrap, and a way to Debian's packages")
             })?;
             make_links_relative(&root, &root)?;
-            // That compiler's; -B would have this machine's find them first.
+            // The headers are the old compiler's. Because of -B, this machine's compiler would find
+            // them first.
             fs::remove_dir_all(runtime(&root, processor).join("include"))?;
             add_old_math(&root, processor)?;
             write_compiler(&root, processor, &compiler)?;
@@ -281,7 +283,7 @@ impl Sysroot {
         command
     }
 
-    /// Has cargo, and the programs that it runs, compile and link with this.
+    /// Makes cargo, and the programs that it runs, compile and link with this system.
     fn equip(&self, command: &mut Command) {
         let target = self.processor.target().replace('-', "_");
         let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase());
@@ -291,7 +293,7 @@ impl Sysroot {
     }
 }
 
-/// Links that begin at the root of that system lead to this one's.
+/// Makes absolute links of that system lead to its own files.
 fn make_links_relative(root: &Path, folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let (path, kind) = entry.map(|entry| (entry.path(), entry.file_type()))?;
@@ -309,7 +311,7 @@ fn make_links_relative(root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles C for a library or a program; returns the object.
+/// Compiles C code and returns the object.
 fn compile(root: &Path, processor: &Processor, name: &str, text: &str) -> Result<PathBuf> {
     let folder = root.join("usr/lib").join(processor.multiarch());
     let (source, object) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.o")));
@@ -327,7 +329,7 @@ fn add_old_math(root: &Path, processor: &Processor) -> Result<()> {
     let object = compile(root, processor, "old_math", OLD_MATH)?;
     let archive = libraries.join("libold_math.a");
     succeed(Command::new("ar").arg("rcs").arg(archive).arg(&object))?;
-    // The linker looks below the root for names in a script that is there.
+    // The linker looks below the root for names in a script there.
     let vectors = match root.join("lib").join(&multiarch).join("libmvec.so.1").exists() {
         true => format!("AS_NEEDED(/lib/{multiarch}/libmvec.so.1)"),
         false => String::new(),
@@ -341,12 +343,12 @@ fn add_old_math(root: &Path, processor: &Processor) -> Result<()> {
     }
 }
 
-/// Where the compiler's own libraries are.
+/// The folder of the compiler's own libraries.
 fn runtime(root: &Path, processor: &Processor) -> PathBuf {
     root.join("usr/lib/gcc").join(processor.multiarch()).join("10")
 }
 
-/// Debian's gcc looks for libraries beside itself, whatever root it is given, unless it finds them
+/// Debian's gcc looks for libraries beside itself, even with another root, unless it finds them
 /// earlier.
 fn write_compiler(root: &Path, processor: &Processor, compiler: &Path) -> Result<()> {
     let multiarch = processor.multiarch();

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Folders.
+/// The folders of one run.
 pub struct Dist {
     pub root: PathBuf,
     pub target: PathBuf,
-    /// Of the results.
+    /// The results.
     pub folder: PathBuf,
-    /// Of intermediate files.
+    /// Intermediate files.
     pub stage: PathBuf,
     pub is_quick: bool,
 }
@@ -19,7 +19,7 @@ pub struct Dist {
 impl Dist {
     pub fn new(root: &Path, is_quick: bool) -> Result<Self> {
         let status = ["status", "--porcelain", "--untracked-files=no"];
-        // A quick build is for tests, and is not published.
+        // A quick build is for tests and not published, so changes may be uncommitted.
         if !is_quick && !output(Command::new("git").current_dir(root).args(status))?.is_empty() {
             return Err(
                 "there are changes that are not committed; commit them, so that others can \
@@ -29,13 +29,13 @@ impl Dist {
         }
         let target = crate::target(root);
         let (folder, stage) = (target.join("dist"), target.join("dist/stage"));
-        // An interrupted run starts anew; the folder may not exist.
+        // An interrupted run begins again. The folder may not exist.
         let _ = fs::remove_dir_all(&stage);
         fs::create_dir_all(&stage)?;
         Ok(Self { root: root.to_owned(), target, folder, stage, is_quick })
     }
 
-    /// A tool that makes wheels, in an environment of its own.
+    /// A tool that makes wheels, installed in an environment of its own.
     pub fn python_tool(&self, name: &str) -> Result<Command> {
         let environment = self.target.join("maturin");
         if !environment.join("bin").join(name).exists() {
@@ -47,7 +47,7 @@ impl Dist {
         Ok(Command::new(environment.join("bin").join(name)))
     }
 
-    /// Takes a result, replacing one of the same name.
+    /// Moves a file to the results, and replaces one of the same name.
     pub fn take(&self, from: &Path) -> Result<()> {
         let name = from.file_name().ok_or("a file without a name")?;
         Ok(fs::rename(from, self.folder.join(name))?)

@@ -1,4 +1,4 @@
-//! The README's figure, from the tables of docs/benchmarks.md.
+//! Draws the README's figure from the tables of docs/benchmarks.md.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ struct Bar {
     ratio: f64,
 }
 
-/// The drawing: times of uzswap beside zram's, at equal memory. Empty if a table is not as
+/// The drawing: times of uzswap relative to zram's, at equal memory. Empty if a table is not as
 /// expected.
 pub fn svg(benchmarks: &str) -> String {
     bars(benchmarks).map_or_else(String::new, |bars| draw(&bars))
@@ -25,7 +25,7 @@ fn bars(text: &str) -> Option<Vec<Bar>> {
     Some(vec![
         Bar { name: "pages in order, each", ratio: in_order },
         Bar { name: "kernel build, 24 jobs in 512 MiB", ratio: cell(build, "in-process", 2)? },
-        // Requests a second: the time of one is the inverse.
+        // The tables have requests a second. The time of a request is the inverse.
         Bar { name: "Redis, GETs, first pass", ratio: 1.0 / cell(in_process, "in-process", 2)? },
         Bar { name: "Redis, GETs, second pass", ratio: 1.0 / cell(in_process, "in-process", 5)? },
         Bar { name: "a page at random (median)", ratio: cell(faults, "in-process, lz4", 3)? },
@@ -38,7 +38,7 @@ fn after<'a>(text: &'a str, heading: &str) -> Option<&'a str> {
     Some(text.split_once(heading)?.1)
 }
 
-/// A number of the first row that has this name; the mean if there are several.
+/// A number in the row with this name, or the mean if there are several such rows.
 fn cell(text: &str, name: &str, column: usize) -> Option<f64> {
     let cells = |line: &str| line.split('|').skip(1).map(|cell| cell.trim().to_owned()).collect();
     let mut rows = text.lines().map(cells);

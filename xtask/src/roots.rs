@@ -1,4 +1,4 @@
-//! The C libraries that people have: tests of in-process in the user spaces of several Debians, on
+//! Other C libraries: runs tests of in-process in the user spaces of several Debian releases, on
 //! this machine's kernel.
 //!
 //! ```text
@@ -6,11 +6,11 @@
 //! programs  the tests, as they are built here
 //! job       their names, run in the root, in namespaces of its own for mounts and processes
 //! ```
-//! The tests need the C library that they were built with. Where a root has an older one, this
-//! machine's dynamic linker and libraries start them, and they run the published program: the
-//! newest tarball of `xtask dist` ([`installed`]).
+//! The tests need the C library that they were built with. In a root with an older one, this
+//! machine's dynamic linker and libraries start them. The tests then run the published program:
+//! that of the newest tarball of `xtask dist` ([`installed`]).
 //!
-//! Nothing of a root is mounted outside of those, so nothing stays when a run is killed.
+//! Mounts are made only in these namespaces, so a killed run leaves none.
 
 use crate::portable::MIRROR;
 use crate::vm::Lab;
@@ -46,21 +46,21 @@ struct Arguments {
 const ROOTS: [(&str, &str); 4] =
     [("debian11", "bullseye"), ("debian12", "bookworm"), ("debian13", "trixie"), ("sid", "sid")];
 
-/// Of a root: all that the tests run there.
+/// The packages of a root: all programs that tests run there.
 const PACKAGES: &str =
     "gcc,libc6-dev,python3,perl,sqlite3,procps,util-linux,coreutils,make,musl-tools,elfutils";
 
 const IN_PROCESS: [&str; 6] =
     ["taken_over", "in_process", "habits", "unmanaged", "seen", "preload"];
-/// The second one has its programs in `./check --full` only.
+/// The programs of the second test run only in `./check --full`.
 const PROGRAMS: [&str; 2] = ["in_process::programs_compute", "in_process::more_programs"];
 const MUSL: [&str; 1] = ["musl"];
 
-/// Tests by their names in the table.
+/// The tests, by their names in the table.
 const TESTS: [(&str, &[&str]); 3] =
     [("in-process", &IN_PROCESS), ("programs", &PROGRAMS), ("musl", &MUSL)];
 
-/// Seconds after which a job is taken to hang.
+/// A job that takes longer, s, is taken to hang.
 const PATIENCE: &str = "3000";
 
 const HEADING: &str = "\n## C libraries\n";
@@ -87,7 +87,7 @@ struct Folders {
     target: PathBuf,
 }
 
-/// Runs the requested tests.
+/// Runs the tests that the arguments name.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let name = std::iter::once("xtask roots".to_owned());
     let arguments = Arguments::parse_from(name.chain(arguments));
@@ -106,7 +106,7 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
-/// Runs tests in one root; true if all passed.
+/// Runs tests in one root. True if all passed.
 fn one(folders: &Folders, name: &str, tests: &[String]) -> Result<bool> {
     let suite = ROOTS.iter().find(|root| root.0 == name).map(|root| root.1);
     let suite = suite.ok_or_else(|| format!("there is no root '{name}'; see --help"))?;
@@ -116,7 +116,7 @@ fn one(folders: &Folders, name: &str, tests: &[String]) -> Result<bool> {
     Ok(outcome.passed())
 }
 
-/// Runs the tests that `wanted` names, and replaces their rows; true if all passed.
+/// Runs the tests that `wanted` names, and replaces their rows. True if all passed.
 fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
     let path = folders.repository.join(DOCUMENT);
     let document = fs::read_to_string(&path)?;
@@ -131,7 +131,7 @@ fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
             }
             let root = make(folders, name, suite)?;
             let is_musl = tests == MUSL;
-            // Programs of the second test would be left out.
+            // Without this, the second test would leave its programs out.
             let is_full = (tests == PROGRAMS).then(|| "UZSWAP_FULL=1".to_owned());
             let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
             let environment = is_full.into_iter().collect();
@@ -144,14 +144,14 @@ fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
             let row =
                 format!("| {name} | {library} | {tests_name} | {count}{end} | {kernel} | {date} |");
             rows.insert((at, index), row);
-            // After each: a later one may take long, or fail.
+            // Written after each job: a later one may take long, or fail.
             fs::write(&path, machines.to_owned() + &write(&rows))?;
         }
     }
     Ok(passed)
 }
 
-/// The programs, as `./check` has built them. They start where the C library is not older.
+/// Builds the test programs like `./check`. They start in roots whose C library is not older.
 fn build(folders: &Folders) -> Result<Programs> {
     let (root, folder) = (folders.repository.clone(), folders.target.join("lab"));
     job::build(&Lab { root, folder }, Processor::X86)
@@ -163,19 +163,19 @@ fn is_older(root: &Path) -> Result<bool> {
     Ok(version(&library(root, false)?) < version(&own))
 }
 
-/// The published program as it is installed, and the means to start tests beside it.
+/// The installed published program, and the command prefix that starts tests beside it.
 struct Installed {
-    /// The program, its libraries, and the tests' own programs.
+    /// The folder with the program, its libraries, and the programs that tests start.
     folder: PathBuf,
-    /// Starts a test with this machine's C library.
+    /// The command that starts a test with this machine's C library.
     linker: Vec<String>,
 }
 
-/// Unpacks the newest tarball of `xtask dist`.
+/// Unpacks the newest tarball of `xtask dist`, and copies the libraries that tests need.
 fn installed(folders: &Folders, programs: &Programs) -> Result<Installed> {
     let folder = folders.target.join("roots/installed");
     let (unpacked, linker) = (folder.join("unpacked"), folder.join("linker"));
-    // Of the last time; it may not exist.
+    // Remains of the last run; the folder may not exist.
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&unpacked)?;
     fs::create_dir_all(&linker)?;
@@ -191,7 +191,8 @@ fn installed(folders: &Folders, programs: &Programs) -> Result<Installed> {
     for file in published.chain(own) {
         fs::copy(&file, folder.join(file.file_name().ok_or("a file without a name")?))?;
     }
-    // Below each test's name: `NAME => PATH (ADDRESS)`, and the linker's path alone.
+    // ldd prints each test's name, and below it `NAME => PATH (ADDRESS)`, and the linker's path
+    // alone.
     let needed = output(Command::new("ldd").args(programs.values()))?;
     for line in needed.lines().filter(|line| line.starts_with('\t')) {
         let path = line.split_whitespace().find(|word| word.starts_with('/')).map(Path::new);
@@ -207,10 +208,10 @@ fn installed(folders: &Folders, programs: &Programs) -> Result<Installed> {
 
 /// The dynamic linker's file.
 const LINKER: &str = "ld-linux-x86-64.so.2";
-/// In the tarball.
+/// The used files of the tarball.
 const PUBLISHED: [&str; 3] =
     ["bin/uzswap", "lib/uzswap/libuzswap_preload.so", "lib/uzswap/libuzswap_agent.so"];
-/// Programs that tests place beside those.
+/// Programs that tests start, beside those.
 const TEST_PROGRAMS: [&str; 2] = ["absent", "torture"];
 
 fn newest_tarball(folder: &Path) -> Result<PathBuf> {
@@ -220,25 +221,25 @@ fn newest_tarball(folder: &Path) -> Result<PathBuf> {
     newest.ok_or_else(|| "make it first: cargo run -p xtask -- dist --only tarball".into())
 }
 
-/// The numbers of a version, as of `glibc 2.31`.
+/// The numbers of a version such as `glibc 2.31`.
 fn version(text: &str) -> Vec<u32> {
     let numbers = text.trim().rsplit(' ').next().unwrap_or_default().split('.');
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The root of that name, made once. (Those of the tests of installed files have other packages and
-/// the names of suites.)
+/// The root with this name, which is made once. (The tests of installed files use roots with other
+/// packages, which are named after suites.)
 fn make(folders: &Folders, name: &str, suite: &str) -> Result<PathBuf> {
     let root = folders.target.join("roots").join(name);
     if !root.exists() {
         println!("roots: making {name}, Debian's {suite}");
         let fresh = root.with_extension("new");
-        // An interrupted run starts anew; the folder may not exist.
+        // An interrupted run begins again. The folder may not exist.
         let _ = fs::remove_dir_all(&fresh);
         fs::create_dir_all(folders.target.join("roots"))?;
         let mut make = Command::new("mmdebstrap");
         make.args(["--quiet", "--variant=minbase", "--include", PACKAGES]);
-        // A mirror's copy of sid may be older than the week for which its signature is given.
+        // A mirror's copy of sid may be older than the week for which its signature is valid.
         make.args(["--aptopt=Acquire::Check-Valid-Until \"false\"", suite]);
         output(make.arg(&fresh).arg(MIRROR)).map_err(|error| {
             format!("{error}; it needs root, mmdebstrap, and a way to Debian's packages")
@@ -248,7 +249,7 @@ fn make(folders: &Folders, name: &str, suite: &str) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// The C library of a root's programs, or musl.
+/// The C library of a root's programs, or its musl.
 fn library(root: &Path, is_musl: bool) -> Result<String> {
     let mut command = Command::new("chroot");
     command.arg(root);
@@ -265,8 +266,8 @@ fn library(root: &Path, is_musl: bool) -> Result<String> {
     Ok(output(&mut command)?.trim().to_owned())
 }
 
-/// Enters a root, with this machine's devices. The repository and its builds may only be read. It
-/// runs as the first process of its own numbers: all others end with it.
+/// Enters a root that has this machine's devices. The repository and its builds are read-only. The
+/// script is the first process of a PID namespace, so that all others end with it.
 const ENTER: &str = r#"
 root=$1 repository=$2 target=$3
 rm -rf "$root"/var/tmp/*
@@ -293,7 +294,7 @@ impl RootOutcome {
     }
 }
 
-/// Runs tests in a root. Their output is kept beside the root.
+/// Runs tests in a root. Keeps their output beside the root.
 fn enter(
     folders: &Folders,
     root: &Path,
@@ -307,7 +308,7 @@ fn enter(
         environment.push(format!("UZSWAP_TEST_PROGRAMS={}", folder.display()));
         job = job.started_by(&linker);
     }
-    // It is killed when this process ends, and kills its child.
+    // The kernel kills the command when this process ends, and it kills its child.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", "--pid"]);
     command.args(["--fork", "--kill-child", "sh", "-ec", ENTER, "sh"]);
@@ -333,7 +334,7 @@ fn enter(
     Ok(outcome)
 }
 
-/// Rows by their places in the table: the root's and the tests'.
+/// Rows by their place in the table: the index of the root, and of the tests.
 type Rows = BTreeMap<(usize, usize), String>;
 
 fn write(rows: &Rows) -> String {

@@ -13,14 +13,14 @@ int main(void) {
     options.memory = 16 << 20;
     options.backing = "/var/tmp/uzswap-array.pages:128M"; /* squares compress badly */
     uzswap_pager *pager = uzswap_pager_new(&options);
-    remove("/var/tmp/uzswap-array.pages"); /* it goes with the process */
+    remove("/var/tmp/uzswap-array.pages"); /* its content goes with the process */
     uint64_t *numbers = pager ? uzswap_map(pager, COUNT * sizeof *numbers) : NULL;
     if (!numbers) {
         fprintf(stderr, "array: %s\n", uzswap_last_error());
         return 1;
     }
 
-    /* From here on it is an array like any other: a table of squares, 64 MiB in 16. */
+    /* From here on it is an ordinary array: a table of squares, 64 MiB in 16. */
     for (uint64_t i = 0; i < COUNT; i++)
         numbers[i] = i * i;
     uint64_t wrong = 0;

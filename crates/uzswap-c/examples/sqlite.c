@@ -1,10 +1,10 @@
-/* A database in memory, four times as large as the memory it may take: SQLite as it is installed, with
- * its page cache in a region.
+/* A database in memory, four times as large as the memory it may take: an unchanged SQLite, with its
+ * page cache in a region.
  *
  *     cc sqlite.c $(pkg-config --cflags --libs uzswap sqlite3) -o sqlite && ./sqlite
  *     ./sqlite plain      # the same in ordinary memory
  *
- * Prints what the database holds; the report on memory goes to standard error.
+ * Prints figures of the database; the report on memory goes to standard error.
  */
 #include <sqlite3.h>
 #include <stdio.h>
@@ -37,14 +37,14 @@ int main(int count, char **arguments) {
     int is_plain = count > 1 && strcmp(arguments[1], "plain") == 0;
     uzswap_pager *pager = NULL;
     if (!is_plain) {
-        int header; /* what SQLite keeps with each page of 4096 bytes */
+        int header; /* bytes that SQLite adds to each page of 4096 bytes */
         sqlite3_config(SQLITE_CONFIG_PCACHE_HDRSZ, &header);
         int each = (4096 + header + 7) / 8 * 8;
         uzswap_options options = UZSWAP_OPTIONS_INIT;
         options.memory = (uint64_t)each * PAGES / 4;
         options.backing = "/var/tmp/uzswap-sqlite.pages:256M";
         pager = uzswap_pager_new(&options);
-        remove("/var/tmp/uzswap-sqlite.pages"); /* it goes with the process */
+        remove("/var/tmp/uzswap-sqlite.pages"); /* its content goes with the process */
         void *cache = pager ? uzswap_map(pager, (size_t)each * PAGES) : NULL;
         if (!cache) {
             fprintf(stderr, "sqlite: %s\n", uzswap_last_error());

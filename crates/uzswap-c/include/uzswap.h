@@ -16,24 +16,24 @@
 #define UZSWAP_MODE_DEFAULT 0
 
 // Each thread serves its own faults. Needs no privilege. A system call on memory that is paged out
-// fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
+// fails with EFAULT: pin the memory first, or use uzswap_read and uzswap_write.
 #define UZSWAP_MODE_IN_THREAD 1
 
-// Threads of the pager serve all faults, those of system calls too. Needs root, or read and write
+// Threads of the pager serve all faults, also those of system calls. Needs root, or read and write
 // access to /dev/userfaultfd.
 #define UZSWAP_MODE_HANDLER_THREADS 2
 
-// A child has no region: an access to one is a SIGSEGV.
+// A child has no regions: an access to one is a SIGSEGV.
 #define UZSWAP_ON_FORK_ABSENT 0
 
-// A child has a private copy of each region, from the moment of the fork: ordinary memory, which
-// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; the child may make
-// its own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child
-// has no region, as above. A lock that a handler of pthread_atfork takes must not be held over
-// uzswap_map, uzswap_unmap or uzswap_advise.
+// A child has a private copy of each region, as of the fork. It is ordinary memory, which
+// uzswap_unmap unmaps. In the child all other functions fail for the parent's pagers; the child
+// may make its own. A fork writes all pages to a file without a name in /var/tmp. If it cannot,
+// the child has no regions, as above. A lock that a handler of pthread_atfork takes must not be
+// held over uzswap_map, uzswap_unmap or uzswap_advise.
 #define UZSWAP_ON_FORK_COPY 1
 
-// Nothing in particular; withdraws other advice.
+// No particular use; withdraws other advice.
 #define UZSWAP_ADVICE_NORMAL 0
 
 // Pages will be used in order.
@@ -51,28 +51,28 @@
 // Drop the content of these pages: they read as zeros.
 #define UZSWAP_ADVICE_DONT_NEED 5
 
-// One budget of memory for any number of regions. Its functions may be called from any thread.
+// A memory budget for any number of regions. Its functions may be called from any thread.
 typedef struct uzswap_pager uzswap_pager;
 
-// Options of a pager. Begin with UZSWAP_OPTIONS_INIT; a member that stays 0 or NULL has its
+// Options of a pager. Begin with UZSWAP_OPTIONS_INIT. A member that stays 0 or NULL has its
 // default.
 typedef struct {
-  // sizeof(uzswap_options), as the program was compiled: later versions add members at the end.
+  // sizeof(uzswap_options) when the program was compiled: later versions add members at the end.
   size_t size;
   // Bytes for everything: pages in memory, compressed pages, and tables. Must be given.
   uint64_t memory;
   // "lz4:0" (the default: LZ4 made for heaps), "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw";
-  // ":LEVEL" where it has levels.
+  // ":LEVEL" if the compressor has levels.
   const char *compressor;
-  // "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all stay in memory.
+  // "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all pages stay in memory.
   const char *backing;
   // UZSWAP_MODE_...
   uint32_t mode;
   // UZSWAP_ON_FORK_...
   uint32_t on_fork;
-  // Threads that take pages out and compress them, 1 to 64; 0: one.
+  // Threads that page out and compress, 1 to 64; 0 for one.
   uint32_t reclaim_threads;
-  // 0.
+  // Must be 0.
   uint32_t reserved;
 } uzswap_options;
 
@@ -80,55 +80,55 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// The reason why the last failed call of this thread failed: one line with the remedy in it. Valid
-// until the thread's next failed call; empty before the first.
+// The reason why this thread's last failed call failed: one line with the remedy. It is valid
+// until the thread's next failed call, and empty before the first.
 const char *uzswap_last_error(void);
 
-// A pager with these options, or NULL with uzswap_last_error(). Nothing is mapped yet.
+// Makes a pager with these options. Returns NULL on failure, with uzswap_last_error(). Maps
+// nothing.
 //
 // The options are only read during the call.
 uzswap_pager *uzswap_pager_new(const uzswap_options *options);
 
-// Frees a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
-// allowed.
+// Frees a pager. Returns 0, or -1 if a region of it is still mapped; nothing changes then. The
+// pager may be NULL.
 int uzswap_pager_free(uzswap_pager *pager);
 
-// Memory of at least `bytes`, all zeros, at a page boundary; NULL with uzswap_last_error(). It
-// takes memory of the pager only where it is used.
+// Maps at least `bytes` of zeros at a page boundary. Returns NULL on failure, with
+// uzswap_last_error(). Pages take the pager's memory only after their first use.
 void *uzswap_map(uzswap_pager *pager, size_t bytes);
 
-// Unmaps the region that begins at `address`. 0, or -1 if the pager has none there.
+// Unmaps the region that begins at `address`. Returns 0, or -1 if no region of the pager does.
 int uzswap_unmap(uzswap_pager *pager, void *address);
 
-// Brings a range into memory and pins it until uzswap_unpin. 0, or -1 if it does not fit.
+// Brings a range into memory and pins it until uzswap_unpin. Returns 0, or -1 if it does not fit.
 //
-// System calls, in any mode, and devices may then use it. Ranges may overlap.
+// A pinned range may be used by system calls, in any mode, and by devices. Ranges may overlap.
 int uzswap_pin(uzswap_pager *pager, void *address, size_t bytes);
 
-// Undoes one uzswap_pin of the same range. 0, or -1 if it is not pinned.
+// Undoes one uzswap_pin of the same range. Returns 0, or -1 if the range is not pinned.
 int uzswap_unpin(uzswap_pager *pager, void *address, size_t bytes);
 
-// Brings a range into memory now, as far as the pager's memory suffices. 0 or -1.
+// Brings a range into memory now, as far as the pager's memory suffices. Returns 0 or -1.
 int uzswap_touch(uzswap_pager *pager, void *address, size_t bytes);
 
-// Announces the use of a range: one of UZSWAP_ADVICE_.... 0 or -1.
+// Announces the use of a range by one of UZSWAP_ADVICE_.... Returns 0 or -1.
 int uzswap_advise(uzswap_pager *pager, void *address, size_t bytes, uint32_t advice);
 
-// Changes the pager's memory. 0, or -1 if that is impossible: then nothing changes.
+// Changes the pager's memory. Returns 0, or -1 if that is impossible; nothing changes then.
 int uzswap_set_memory(uzswap_pager *pager, uint64_t bytes);
 
-// The mode that the pager runs in: UZSWAP_MODE_IN_THREAD or UZSWAP_MODE_HANDLER_THREADS; 0 for
-// NULL.
+// The pager's mode: UZSWAP_MODE_IN_THREAD or UZSWAP_MODE_HANDLER_THREADS; 0 for NULL.
 uint32_t uzswap_mode(const uzswap_pager *pager);
 
 // Calls `visit` with the name and value of each statistic (docs/statistics.md) and with `context`,
-// until it returns other than 0. Returns that value, or 0, or -1 with uzswap_last_error(). A name
-// is valid during the call only.
+// until it returns other than 0. Returns that value, or else 0; -1 on failure, with
+// uzswap_last_error(). A name is valid only during the call.
 int uzswap_stats(const uzswap_pager *pager, int (*visit)(const char *name,
                                                          uint64_t value,
                                                          void *context), void *context);
 
-// Writes the value of one statistic to `value`. 0, or -1 if there is no such statistic.
+// Writes the value of a statistic to `value`. Returns 0, or -1 if there is no such statistic.
 int uzswap_stat(const uzswap_pager *pager, const char *name, uint64_t *value);
 
 // Like read(2), into memory that may be paged out, in any mode.
@@ -140,7 +140,7 @@ ptrdiff_t uzswap_write(int file, const void *from, size_t bytes);
 // Like pread(2), into memory that may be paged out, in any mode.
 ptrdiff_t uzswap_pread(int file, void *into, size_t bytes, int64_t offset);
 
-// As pwrite(2), from memory that may be paged out, in any mode.
+// Like pwrite(2), from memory that may be paged out, in any mode.
 ptrdiff_t uzswap_pwrite(int file, const void *from, size_t bytes, int64_t offset);
 
 #ifdef __cplusplus

@@ -2,8 +2,8 @@
 //! comments on exported items address programs in C.
 //!
 //! No logic lives here. Each function turns its arguments into those of `uzswap-region`, and an
-//! error into a return value and a text. A panic, which would be a defect of ours, becomes an error
-//! as well: none crosses into C.
+//! error into a return value and a text. A panic is a defect of ours and becomes an error as well:
+//! no panic crosses into C.
 
 #![expect(
     unsafe_code,
@@ -26,60 +26,60 @@ use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_region::{Advice, Mode, OnFork, Pinned, RegionRef, io};
 
-// Replaces functions of the C library, whose headers declare them.
+// It replaces functions of the C library, which the C library's headers declare.
 /// cbindgen:ignore
 mod signals;
 
-/// One budget of memory for any number of regions. Its functions may be called from any thread.
+/// A memory budget for any number of regions. Its functions may be called from any thread.
 pub struct Pager {
     pager: uzswap_region::Pager,
-    /// Keeps pinned ranges in memory, by address and length.
+    /// The pinned ranges, by address and length. They stay in memory while they are here.
     pins: Mutex<HashMap<(usize, usize), Vec<Pinned>>>,
 }
 
-/// Options of a pager. Begin with UZSWAP_OPTIONS_INIT; a member that stays 0 or NULL has its
+/// Options of a pager. Begin with UZSWAP_OPTIONS_INIT. A member that stays 0 or NULL has its
 /// default.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Options {
-    /// sizeof(uzswap_options), as the program was compiled: later versions add members at the end.
+    /// sizeof(uzswap_options) when the program was compiled: later versions add members at the end.
     pub size: usize,
     /// Bytes for everything: pages in memory, compressed pages, and tables. Must be given.
     pub memory: u64,
     /// "lz4:0" (the default: LZ4 made for heaps), "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw";
-    /// ":LEVEL" where it has levels.
+    /// ":LEVEL" if the compressor has levels.
     pub compressor: *const c_char,
-    /// "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all stay in memory.
+    /// "PATH" or "PATH:SIZE": a file for the coldest pages. NULL: all pages stay in memory.
     pub backing: *const c_char,
     /// UZSWAP_MODE_...
     pub mode: u32,
     /// UZSWAP_ON_FORK_...
     pub on_fork: u32,
-    /// Threads that take pages out and compress them, 1 to 64; 0: one.
+    /// Threads that page out and compress, 1 to 64; 0 for one.
     pub reclaim_threads: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
 /// The safest mode that the process may use.
 pub const MODE_DEFAULT: u32 = 0;
 /// Each thread serves its own faults. Needs no privilege. A system call on memory that is paged out
-/// fails with EFAULT: pin it before, or use uzswap_read and uzswap_write.
+/// fails with EFAULT: pin the memory first, or use uzswap_read and uzswap_write.
 pub const MODE_IN_THREAD: u32 = 1;
-/// Threads of the pager serve all faults, those of system calls too. Needs root, or read and write
+/// Threads of the pager serve all faults, also those of system calls. Needs root, or read and write
 /// access to /dev/userfaultfd.
 pub const MODE_HANDLER_THREADS: u32 = 2;
 
-/// A child has no region: an access to one is a SIGSEGV.
+/// A child has no regions: an access to one is a SIGSEGV.
 pub const ON_FORK_ABSENT: u32 = 0;
-/// A child has a private copy of each region, from the moment of the fork: ordinary memory, which
-/// uzswap_unmap unmaps. All other functions fail there for the parent's pagers; the child may make
-/// its own. A fork writes all pages to a file without a name in /var/tmp; if it cannot, the child
-/// has no region, as above. A lock that a handler of pthread_atfork takes must not be held over
-/// uzswap_map, uzswap_unmap or uzswap_advise.
+/// A child has a private copy of each region, as of the fork. It is ordinary memory, which
+/// uzswap_unmap unmaps. In the child all other functions fail for the parent's pagers; the child
+/// may make its own. A fork writes all pages to a file without a name in /var/tmp. If it cannot,
+/// the child has no regions, as above. A lock that a handler of pthread_atfork takes must not be
+/// held over uzswap_map, uzswap_unmap or uzswap_advise.
 pub const ON_FORK_COPY: u32 = 1;
 
-/// Nothing in particular; withdraws other advice.
+/// No particular use; withdraws other advice.
 pub const ADVICE_NORMAL: u32 = 0;
 /// Pages will be used in order.
 pub const ADVICE_SEQUENTIAL: u32 = 1;
@@ -96,7 +96,7 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Runs `body`; an error or a panic becomes the thread's last error, and `failure` is returned.
+/// Runs `body`. After an error or a panic, sets the thread's last error and returns `failure`.
 fn answer<T>(failure: T, body: impl FnOnce() -> Result<T, String>) -> T {
     let text = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => return value,
@@ -107,7 +107,7 @@ fn answer<T>(failure: T, body: impl FnOnce() -> Result<T, String>) -> T {
             format!("a defect in uzswap: {}", said.unwrap_or_default())
         }
     };
-    // Only a path of the caller's could have a zero byte: impossible in C.
+    // Only a path from the caller could have a zero byte, and a C string has none.
     LAST_ERROR.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
     failure
 }
@@ -132,7 +132,7 @@ fn text<'a>(name: &str, text: *const c_char) -> Result<Option<&'a str>, String> 
 }
 
 impl Pager {
-    /// The region of some memory, and the offset in it.
+    /// The region at an address, and the offset in it.
     fn part(
         &self,
         address: *mut c_void,
@@ -151,19 +151,19 @@ impl Pager {
     }
 }
 
-/// The reason why the last failed call of this thread failed: one line with the remedy in it. Valid
-/// until the thread's next failed call; empty before the first.
+/// The reason why this thread's last failed call failed: one line with the remedy. It is valid
+/// until the thread's next failed call, and empty before the first.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-/// Options as this library knows them, from a program compiled with this header, an older or a
-/// newer one. Members that an older one lacks have their defaults; members that only a newer one
-/// has must be 0.
+/// The options in this library's form. The program may be compiled with an older or a newer header.
+/// Members that the older one lacks have their defaults. Members that only the newer one has must
+/// be 0.
 fn options(given: *const Options) -> Result<Options, String> {
     const OURS: usize = size_of::<Options>();
-    // The size itself, and the required members.
+    // The size itself, and the members that must be given.
     const LEAST: usize = offset_of!(Options, compressor);
     const MOST: usize = 4096;
     // SAFETY: the header demands options that begin with their size; null is an error.
@@ -191,7 +191,8 @@ fn options(given: *const Options) -> Result<Options, String> {
     }
 }
 
-/// A pager with these options, or NULL with uzswap_last_error(). Nothing is mapped yet.
+/// Makes a pager with these options. Returns NULL on failure, with uzswap_last_error(). Maps
+/// nothing.
 ///
 /// The options are only read during the call.
 #[unsafe(no_mangle)]
@@ -227,8 +228,8 @@ pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
     })
 }
 
-/// Frees a pager. 0, or -1 if a region of it is still mapped: then nothing changes. NULL is
-/// allowed.
+/// Frees a pager. Returns 0, or -1 if a region of it is still mapped; nothing changes then. The
+/// pager may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pager_free(pager: *mut Pager) -> c_int {
     if pager.is_null() {
@@ -245,8 +246,8 @@ pub extern "C" fn uzswap_pager_free(pager: *mut Pager) -> c_int {
     })
 }
 
-/// Memory of at least `bytes`, all zeros, at a page boundary; NULL with uzswap_last_error(). It
-/// takes memory of the pager only where it is used.
+/// Maps at least `bytes` of zeros at a page boundary. Returns NULL on failure, with
+/// uzswap_last_error(). Pages take the pager's memory only after their first use.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_map(pager: *mut Pager, bytes: usize) -> *mut c_void {
     answer(ptr::null_mut(), || {
@@ -255,7 +256,7 @@ pub extern "C" fn uzswap_map(pager: *mut Pager, bytes: usize) -> *mut c_void {
     })
 }
 
-/// Unmaps the region that begins at `address`. 0, or -1 if the pager has none there.
+/// Unmaps the region that begins at `address`. Returns 0, or -1 if no region of the pager does.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_unmap(pager: *mut Pager, address: *mut c_void) -> c_int {
     answer(-1, || {
@@ -266,9 +267,9 @@ pub extern "C" fn uzswap_unmap(pager: *mut Pager, address: *mut c_void) -> c_int
     })
 }
 
-/// Brings a range into memory and pins it until uzswap_unpin. 0, or -1 if it does not fit.
+/// Brings a range into memory and pins it until uzswap_unpin. Returns 0, or -1 if it does not fit.
 ///
-/// System calls, in any mode, and devices may then use it. Ranges may overlap.
+/// A pinned range may be used by system calls, in any mode, and by devices. Ranges may overlap.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pin(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
     answer(-1, || {
@@ -280,7 +281,7 @@ pub extern "C" fn uzswap_pin(pager: *mut Pager, address: *mut c_void, bytes: usi
     })
 }
 
-/// Undoes one uzswap_pin of the same range. 0, or -1 if it is not pinned.
+/// Undoes one uzswap_pin of the same range. Returns 0, or -1 if the range is not pinned.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_unpin(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
     answer(-1, || {
@@ -297,7 +298,7 @@ pub extern "C" fn uzswap_unpin(pager: *mut Pager, address: *mut c_void, bytes: u
     })
 }
 
-/// Brings a range into memory now, as far as the pager's memory suffices. 0 or -1.
+/// Brings a range into memory now, as far as the pager's memory suffices. Returns 0 or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_touch(pager: *mut Pager, address: *mut c_void, bytes: usize) -> c_int {
     answer(-1, || {
@@ -307,7 +308,7 @@ pub extern "C" fn uzswap_touch(pager: *mut Pager, address: *mut c_void, bytes: u
     })
 }
 
-/// Announces the use of a range: one of UZSWAP_ADVICE_.... 0 or -1.
+/// Announces the use of a range by one of UZSWAP_ADVICE_.... Returns 0 or -1.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_advise(
     pager: *mut Pager,
@@ -331,7 +332,7 @@ pub extern "C" fn uzswap_advise(
     })
 }
 
-/// Changes the pager's memory. 0, or -1 if that is impossible: then nothing changes.
+/// Changes the pager's memory. Returns 0, or -1 if that is impossible; nothing changes then.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_set_memory(pager: *mut Pager, bytes: u64) -> c_int {
     answer(-1, || {
@@ -340,8 +341,7 @@ pub extern "C" fn uzswap_set_memory(pager: *mut Pager, bytes: u64) -> c_int {
     })
 }
 
-/// The mode that the pager runs in: UZSWAP_MODE_IN_THREAD or UZSWAP_MODE_HANDLER_THREADS; 0 for
-/// NULL.
+/// The pager's mode: UZSWAP_MODE_IN_THREAD or UZSWAP_MODE_HANDLER_THREADS; 0 for NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_mode(pager: *const Pager) -> u32 {
     answer(MODE_DEFAULT, || match self::pager(pager)?.pager.mode() {
@@ -352,8 +352,8 @@ pub extern "C" fn uzswap_mode(pager: *const Pager) -> u32 {
 }
 
 /// Calls `visit` with the name and value of each statistic (docs/statistics.md) and with `context`,
-/// until it returns other than 0. Returns that value, or 0, or -1 with uzswap_last_error(). A name
-/// is valid during the call only.
+/// until it returns other than 0. Returns that value, or else 0; -1 on failure, with
+/// uzswap_last_error(). A name is valid only during the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_stats(
     pager: *const Pager,
@@ -373,7 +373,7 @@ pub extern "C" fn uzswap_stats(
     })
 }
 
-/// Writes the value of one statistic to `value`. 0, or -1 if there is no such statistic.
+/// Writes the value of a statistic to `value`. Returns 0, or -1 if there is no such statistic.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_stat(pager: *const Pager, name: *const c_char, value: *mut u64) -> c_int {
     answer(-1, || {
@@ -405,7 +405,7 @@ pub extern "C" fn uzswap_pread(file: c_int, into: *mut c_void, bytes: usize, off
     transfer(file, |file| io::read_at(file, memory(into, bytes)?, place(offset)?))
 }
 
-/// As pwrite(2), from memory that may be paged out, in any mode.
+/// Like pwrite(2), from memory that may be paged out, in any mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn uzswap_pwrite(
     file: c_int,
@@ -434,7 +434,7 @@ fn place(offset: i64) -> std::io::Result<u64> {
 fn transfer(file: c_int, body: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<usize>) -> isize {
     let done = match file {
         0.. => answer(Err(libc::EIO), || {
-            // SAFETY: not -1; the kernel answers a number that is not open with EBADF.
+            // SAFETY: not -1. The kernel answers EBADF for a number that is not open.
             let done = body(unsafe { BorrowedFd::borrow_raw(file) });
             Ok(done.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
         }),

@@ -1,5 +1,5 @@
-//! `sigaction` and `signal` as a program calls them. Where a pager serves faults by SIGBUS, the
-//! program's own handler gets the signals that are not a region's.
+//! `sigaction` and `signal` for the program. If a pager serves faults by SIGBUS, the program's own
+//! handler gets the signals that are not of a region.
 
 use std::ffi::c_int;
 use uzswap_region::signals;

@@ -1,5 +1,5 @@
-/* Every function of uzswap.h, and what it answers to a wrong call. Ends with 0, or at the first that
- * is not so with the line. The arguments are a file to write and the mode. */
+/* Calls every function of uzswap.h, rightly and wrongly. Ends with 0, or at the first failed check
+ * with its line. The arguments are a file to write and the mode. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -28,7 +28,7 @@ static unsigned char byte_at(size_t i) {
     return (unsigned char)(i / 4096 + i % 61);
 }
 
-/* Programs that were compiled with an older or a newer header. */
+/* Options of programs that were compiled with an older or a newer header. */
 static void sizes_of_other_headers(uint64_t memory) {
     struct {
         uzswap_options known;
@@ -44,7 +44,7 @@ static void sizes_of_other_headers(uint64_t memory) {
 
     uzswap_options older = UZSWAP_OPTIONS_INIT;
     older.memory = memory;
-    /* Members that it did not have: what is there is not looked at. */
+    /* Members that the older header lacks: the library must not read them. */
     older.compressor = "squash";
     older.mode = older.on_fork = older.reclaim_threads = older.reserved = 77;
     older.size = offsetof(uzswap_options, compressor);
@@ -67,7 +67,7 @@ static void jump(int number) {
     siglongjmp(back, 1);
 }
 
-/* A handler that is set after the pager gets what is not of a region, and that only. */
+/* Causes a SIGBUS that is not of a region: only such signals reach the program's own handler. */
 static void bus_error(const char *path) {
     int file = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     volatile char *beyond = mmap(NULL, 4096, PROT_READ, MAP_SHARED, file, 0);
@@ -79,7 +79,7 @@ static void bus_error(const char *path) {
 
 static void handlers_may_be_set_later(uzswap_pager *pager, unsigned char *region, const char *path) {
     struct sigaction action;
-    CHECK(signal(SIGBUS, jump) == SIG_DFL); /* System V's: for one signal */
+    CHECK(signal(SIGBUS, jump) == SIG_DFL); /* System V's signal: for one delivery */
     for (sig_atomic_t round = 1; round <= 3; round++) {
         CHECK(uzswap_advise(pager, region, BYTES, UZSWAP_ADVICE_PAGE_OUT) == 0);
         for (size_t i = 0; i < BYTES; i += 13)
@@ -201,7 +201,7 @@ int main(int count, char **arguments) {
     CHECK(uzswap_stat(pager, "no_such_thing", &same) == -1);
     SAYS("no_such_thing");
 
-    /* Pinned memory may be given to a system call in any mode. */
+    /* System calls may use pinned memory in any mode. */
     CHECK(uzswap_advise(pager, region, BYTES, UZSWAP_ADVICE_PAGE_OUT) == 0);
     CHECK(uzswap_pin(pager, region + 4096, 1 << 20) == 0);
     int pipes[2];

@@ -22,8 +22,8 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// The installed library, once for all tests of this file: as built for tests, or, in the full
-/// checks, as a user builds it.
+/// The installed library, once for all tests of this file: as built for tests, or in the full
+/// checks as a user builds it.
 fn installed() -> &'static Path {
     static PREFIX: OnceLock<tempfile::TempDir> = OnceLock::new();
     PREFIX
@@ -48,7 +48,7 @@ fn installed() -> &'static Path {
         .path()
 }
 
-/// A program of these sources, compiled as the documents say.
+/// Compiles a program from these sources, as the documents say.
 fn compile(compiler: &str, source: &str, libraries: &[&str], flags: &[&str]) -> PathBuf {
     let prefix = installed();
     let found = run(Command::new("pkg-config")

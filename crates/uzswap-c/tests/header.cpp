@@ -1,4 +1,4 @@
-// The header in C++: its options, and a name that must be C's.
+// The header in C++: its options, and a name that must have C linkage.
 #include <uzswap.h>
 
 int main() {

@@ -10,7 +10,7 @@
 //! ```
 //! - `W`: it was a write. `F`: the page was same-filled. `I`: it was identical to another one.
 //!
-//! A word 0 of zeros is no event: its process was killed while it wrote.
+//! Zeros in word 0 mean no event: the process was killed while it wrote the event.
 
 /// Bytes of an event.
 pub const EVENT_BYTES: usize = 24;
@@ -26,21 +26,21 @@ const SAME_FILLED: u64 = 1 << 56;
 const IDENTICAL: u64 = 1 << 57;
 const KNOWN: u64 = (1 << 58) - 1;
 const TIME_BITS: u32 = 40;
-/// Most processes that a trace can tell apart.
+/// Most processes in a trace.
 pub(crate) const PROCESSES_MAX: u64 = 1 << (64 - TIME_BITS);
-/// Bytes of a page, and the most that it can be compressed to.
+/// Bytes of a page, and the most bytes of its compressed form.
 pub(crate) const PAGE_BYTES: u16 = 4096;
 
 /// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// A touch of a page that was never touched, or was given back before.
+    /// A touch of a page that was never touched before, or was given back.
     New,
-    /// A touch of a page on its way out, which was not compressed yet.
+    /// A touch of a page on its way out that was not compressed yet.
     Staged,
-    /// A touch of a page that was compressed.
+    /// A touch of a compressed page.
     Back,
-    /// A page was compressed, and the cache had no copy of it.
+    /// A page was compressed. The cache had no copy of it.
     Left,
     /// The program gave a page back.
     Gone,
@@ -66,27 +66,28 @@ impl What {
     }
 }
 
-/// See the module.
+/// An event of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// The kind.
     pub what: What,
     /// The number of the page: its address in pages.
     pub page: u64,
-    /// The number of the process: a program after `exec` and a fork are others.
+    /// The number of the process. A program after `exec` has another one, and so has a fork.
     pub process: u32,
-    /// The processor time of the program's own, µs: that of the process without the pager's.
+    /// Processor time of the program alone, µs: the process's without the pager's.
     pub micros: u64,
-    /// The lower 32 bits of the address of the instruction that touched the page; 0: a system call,
-    /// or not known.
+    /// The lower 32 bits of the address of the instruction that touched the page; 0 for a system
+    /// call, or if unknown.
     pub site: u32,
-    /// Compressed size, of [`What::Back`] and [`What::Left`]; 0: not known, or same-filled.
+    /// The compressed size, of [`What::Back`] and [`What::Left`]; 0 if unknown, or for a
+    /// same-filled page.
     pub bytes: u16,
     /// True if the touch was a write.
     pub is_write: bool,
-    /// True if the page was one word repeated.
+    /// True if the page was one repeated word.
     pub is_same_filled: bool,
-    /// True if another page with the same content was stored, too.
+    /// True if another stored page had the same content.
     pub is_identical: bool,
 }
 
@@ -105,7 +106,7 @@ impl Event {
         ]
     }
 
-    /// `Ok(None)`: no event. Error: words that no event has.
+    /// `Ok(None)` for no event. Error: no event has these words.
     pub(crate) fn from_words([first, second, third]: [u64; WORDS]) -> Result<Option<Self>, ()> {
         if first == 0 {
             return Ok(None);

@@ -1,11 +1,11 @@
-//! A trace as libCacheSim reads it (`oracleGeneral`): of each touch 24 bytes without gaps, all
-//! numbers little-endian.
+//! A trace in libCacheSim's format (`oracleGeneral`): 24 bytes for each touch, without gaps, in
+//! little-endian numbers.
 //!
 //! ```text
 //! u32 time, s | u64 object | u32 bytes | i64 number of the touch that is its next; -1: none
 //! ```
-//! The size of an object is that of the page in the pool, at least 1: libCacheSim leaves out
-//! objects without a size. Its `oracleGeneralBin.h` has the format.
+//! The size of an object is the page's size in the pool, at least 1: libCacheSim leaves out objects
+//! without a size. The format is defined by its `oracleGeneralBin.h`.
 
 use crate::header::TraceError;
 use crate::read::{self, Trace};

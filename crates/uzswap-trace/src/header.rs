@@ -1,4 +1,4 @@
-//! The first 128 bytes of a trace, and the errors of one that is not as it should be.
+//! The first 128 bytes of a trace, and the errors for traces that cannot be used.
 //!
 //! All numbers are little-endian; docs/design/traces.md has the table of fields.
 
@@ -11,7 +11,7 @@ pub(crate) const HEADER_BYTES: usize = 128;
 
 const MAGIC: [u8; 8] = *b"uztrace\n";
 const VERSION: u32 = 1;
-/// As a machine of the other byte order would read it, its bytes are in the other order.
+/// A machine of the other byte order reads this number with its bytes reversed.
 const ORDER: u32 = 0x0102_0304;
 
 const ROOM_AT: usize = 24;
@@ -23,18 +23,18 @@ const PROGRAM_AT: usize = 88;
 const NAME_BYTES: usize = 32;
 const ZEROS_AT: usize = PROGRAM_AT + NAME_BYTES;
 
-/// The subject of a trace, and its number of events.
+/// The program of a trace, and its number of events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Events that there is room for.
+    /// Events for which the file has room.
     pub room: u64,
-    /// Events that were to be written. Those beyond the room are lost.
+    /// Events that the processes tried to write. Those beyond the room are lost.
     pub asked: u64,
-    /// Memory for the pages of each process while it was recorded, bytes.
+    /// Memory for the pages of each recorded process, bytes.
     pub memory: u64,
     /// Processes that were recorded.
     pub processes: u64,
-    /// The compressor that the sizes are of, with its level.
+    /// The compressor of the sizes, with its level.
     pub compressor: String,
     /// The name of the program, cut to 32 bytes.
     pub program: String,
@@ -43,7 +43,7 @@ pub struct Header {
 /// The reason why a trace cannot be read or made: one line, with the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file system's.
+    /// An error of the file system.
     #[error("{}: {source}; name a trace that can be read", path.display())]
     Read {
         /// The file.
@@ -51,7 +51,7 @@ pub enum TraceError {
         /// The reason.
         source: io::Error,
     },
-    /// Likewise.
+    /// An error of the file system.
     #[error("{}: {source}; name a file that is not there, in a folder with room for it", path.display())]
     Write {
         /// The file.
@@ -59,10 +59,10 @@ pub enum TraceError {
         /// The reason.
         source: io::Error,
     },
-    /// It does not begin as a trace does.
+    /// The file does not begin like a trace.
     #[error("{}: no trace of accesses; make one: uzswap record --accesses FILE -- COMMAND", .0.display())]
     Foreign(PathBuf),
-    /// A trace of a version that is not known here.
+    /// A trace of another version.
     #[error(
         "{}: a trace of version {version}, and this program reads version {VERSION}; record it \
          again, or use the uzswap that made it", path.display()
@@ -73,10 +73,10 @@ pub enum TraceError {
         /// Its version.
         version: u32,
     },
-    /// Its numbers are in the other byte order.
+    /// The numbers are in the other byte order.
     #[error("{}: made on a machine of the other byte order; read it on such a machine", .0.display())]
     ByteOrder(PathBuf),
-    /// It is shorter than its header says.
+    /// The file is shorter than its header says.
     #[error(
         "{}: cut off: {found} of {wanted} bytes are there; copy it again from its origin",
         path.display()
@@ -89,7 +89,7 @@ pub enum TraceError {
         /// Bytes that it should have.
         wanted: u64,
     },
-    /// A part of it cannot be.
+    /// A part of the file is impossible.
     #[error("{}: damaged: {part}; copy it again from its origin, or record it again", path.display())]
     Damaged {
         /// The file.
@@ -100,12 +100,12 @@ pub enum TraceError {
 }
 
 impl Header {
-    /// Events that the file has.
+    /// Events in the file.
     pub fn events(&self) -> u64 {
         self.asked.min(self.room)
     }
 
-    /// Events that had no room.
+    /// Events for which there was no room.
     pub fn lost(&self) -> u64 {
         self.asked - self.events()
     }
@@ -127,7 +127,7 @@ impl Header {
         bytes
     }
 
-    /// Checks and reads it; `bytes` are those of the whole file.
+    /// Parses and checks a header. `bytes` is the size of the whole file.
     pub(crate) fn read(path: &Path, start: &[u8], bytes: u64) -> Result<Self, TraceError> {
         if !start.starts_with(&MAGIC) {
             return Err(TraceError::Foreign(path.into()));
@@ -171,7 +171,7 @@ fn part<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     std::array::from_fn(|byte| bytes[at + byte])
 }
 
-/// As much of a text as there is room for, in whole characters.
+/// As many whole characters of a text as fit.
 fn name(text: &str) -> &[u8] {
     let end = (0..=NAME_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text.as_bytes()[..end.unwrap_or(0)]
@@ -179,7 +179,7 @@ fn name(text: &str) -> &[u8] {
 
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    // A name that was damaged is shown as it is, and moves no terminal.
+    // A damaged name is shown, but cannot control the terminal.
     let text = String::from_utf8_lossy(&bytes[..end]);
     text.chars().map(|one| if one.is_control() { '?' } else { one }).collect()
 }

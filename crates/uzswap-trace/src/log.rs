@@ -1,9 +1,9 @@
-//! A trace that is being written: a file that all recorded processes map.
+//! A trace in the making: a file that all recorded processes map.
 //!
-//! One event is one `fetch_add` on the cursor in the header, and three stores to a place that is
-//! then the writer's alone. Nothing is allocated, locked or called but the clock. The file has all
-//! of its blocks from the start, so that no store to it can fail for want of space. A log that is
-//! full takes no more events and counts them.
+//! To write an event takes one `fetch_add` on the cursor in the header, and three stores to a place
+//! that belongs to the writer from then on. It allocates and locks nothing, and calls only the
+//! clock. The file has all of its blocks from the start, so that no store can fail for want of
+//! space. A full log takes no more events, but counts them.
 
 #![expect(unsafe_code, reason = "a file that several processes map: it holds only atomics")]
 
@@ -25,21 +25,21 @@ const WORD: usize = size_of::<u64>();
 // The file is little-endian, and so are its words in memory.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// See the module.
+/// A log that this process writes to.
 #[derive(Debug)]
 pub struct Log {
-    /// The whole file, which stays that long: atomics alone.
+    /// The whole file, which keeps its length. It holds only atomics.
     memory: Mapping,
-    /// Words of the file.
+    /// Words in the file.
     words: usize,
-    /// This process's number.
+    /// The number of this process.
     process: AtomicU32,
-    /// Processor time of the pager in this process, ns.
+    /// Processor time that the pager took in this process, ns.
     own_nanos: AtomicU64,
 }
 
 impl Log {
-    /// Makes the file of a log with room for so many events, and readable by its owner alone.
+    /// Makes the file of a log with the room of `header`. Only its owner may read it.
     pub fn create(path: &Path, header: &Header) -> Result<(), TraceError> {
         let failed = |source| TraceError::Write { path: path.into(), source };
         let mut file = read::create(path).map_err(failed)?;
@@ -47,13 +47,13 @@ impl Log {
         let reserved = fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
         let made = reserved.map_err(Into::into).and_then(|()| file.write_all(&header.to_bytes()));
         made.map_err(|source| {
-            // It is of no use, and another attempt needs its name.
+            // The file is of no use, and another attempt needs its name.
             let _ = std::fs::remove_file(path);
             failed(source)
         })
     }
 
-    /// Takes part in writing it, as a process of its own.
+    /// Opens a log for writing, under a new process number.
     pub fn join(path: &Path) -> Result<Self, TraceError> {
         let failed = |source| TraceError::Read { path: path.into(), source };
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;
@@ -61,7 +61,7 @@ impl Log {
         let mut start = Vec::new();
         (&file).take(HEADER_BYTES as u64).read_to_end(&mut start).map_err(failed)?;
         let header = Header::read(path, &start, bytes)?;
-        // By the header, all of its events are in the file.
+        // By the header, the file has space for all events.
         let words = HEADER_BYTES / WORD + header.room as usize * WORDS;
         if bytes < (words * WORD) as u64 {
             let wanted = (words * WORD) as u64;
@@ -75,19 +75,19 @@ impl Log {
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has so many words, as long as `self` lives. Every process that maps
-        // the file uses it by atomics, and nobody cuts it: only its maker removes it.
+        // SAFETY: the mapping has this number of words, as long as `self` lives. Every process uses
+        // the file by atomics, and no process cuts it: only its maker removes it.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.words) }
     }
 
-    /// In a fork: it is another process, whose time begins now.
+    /// In a fork: takes a new process number. The process's time begins now.
     pub fn forked(&self) {
         let process = self.words()[PROCESSES_AT / WORD].fetch_add(1, Relaxed);
         self.process.store(process as u32, Relaxed);
         self.own_nanos.store(0, Relaxed);
     }
 
-    /// Writes an event. Its process and its time are set here.
+    /// Writes an event. Sets its process and its time.
     pub fn add(&self, event: Event) {
         let words = self.words();
         let at = words[CURSOR_AT / WORD].fetch_add(1, Relaxed);
@@ -98,11 +98,11 @@ impl Log {
         let [first, second, third] = Event { process, micros: spent / 1000, ..event }.to_words();
         slot[1].store(second, Relaxed);
         slot[2].store(third, Relaxed);
-        // Last: until then there is no event here.
+        // Stored last: until then there is no event here.
         slot[0].store(first, Release);
     }
 
-    /// Counts the processor time of the calling thread as the pager's, until it is dropped.
+    /// Counts the calling thread's processor time as the pager's, until the value is dropped.
     pub fn own_time(&self) -> OwnTime<'_> {
         OwnTime { log: self, begin: nanos(ClockId::ThreadCPUTime) }
     }

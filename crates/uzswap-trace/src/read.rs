@@ -1,4 +1,4 @@
-//! A trace that is there: read and checked as a whole.
+//! A finished trace, read and checked as a whole.
 
 use crate::event::{EVENT_BYTES, Event, WORDS};
 use crate::header::{HEADER_BYTES, Header, TraceError};
@@ -8,24 +8,24 @@ use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// See the module.
+/// A trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// Its beginning.
+    /// Its header.
     pub header: Header,
-    /// In the order in which they were written.
+    /// The events, in the order in which they were written.
     pub events: Vec<Event>,
 }
 
 impl Trace {
-    /// Reads a file. Errors: it is no trace, or a part of it cannot be.
+    /// Reads a file. Errors: it is no trace, or a part of it is impossible.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         let bytes = fs::read(path);
         let bytes = bytes.map_err(|source| TraceError::Read { path: path.into(), source })?;
         Self::from_bytes(path, &bytes)
     }
 
-    /// The trace in these bytes; `path` names them in errors.
+    /// Parses a trace. `path` names it in errors.
     pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self, TraceError> {
         let header = Header::read(path, bytes, bytes.len() as u64)?;
         let damaged = |at: usize| {
@@ -47,7 +47,7 @@ impl Trace {
         Ok(Self { header, events })
     }
 
-    /// Writes it to a new file.
+    /// Writes the trace to a new file.
     pub fn write(&self, path: &Path) -> Result<(), TraceError> {
         let write = || {
             let mut file = BufWriter::new(create(path)?);
@@ -67,16 +67,16 @@ impl Trace {
         Ok(())
     }
 
-    /// A trace of some of its events. `None`: it has no such events.
+    /// A trace of a range of its events; `None` if it has no such range.
     pub fn cut(&self, range: Range<usize>) -> Option<Self> {
         let events = self.events.get(range)?.to_vec();
-        // None of a part is lost.
+        // A part has lost no events.
         let asked = events.len() as u64;
         Some(Self { header: Header { room: asked, asked, ..self.header.clone() }, events })
     }
 }
 
-/// A new file, for its owner alone: the order of accesses may tell a secret.
+/// Makes a file for its owner alone: the order of accesses may tell a secret.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }

@@ -1,8 +1,8 @@
-//! A trace as the steps that a replay takes.
+//! A trace as steps for a replay.
 //!
-//! A page lives from its first event to the one that says that it is gone, or to the last event of
-//! its process. After that its number is another page's. Pages are numbered by process and address,
-//! as the pager's hand goes.
+//! A page lives from its first event until the event that it is gone, or the last event of its
+//! process. After that, its address is another page's. Pages are numbered by process and address,
+//! the order in which the pager's hand moves.
 
 use crate::event::{Event, What};
 use crate::read::Trace;
@@ -10,25 +10,25 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use uzswap_policy::replay::Step;
 
-/// See the module.
+/// The steps of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steps {
-    /// In order.
+    /// The steps, in order.
     pub all: Vec<Step>,
-    /// Of each step, the event that it is of.
+    /// The index of each step's event.
     pub events: Vec<usize>,
-    /// Different pages.
+    /// Number of pages.
     pub pages: usize,
-    /// Where each page lies: neighbours have numbers that follow each other.
+    /// The place of each page. Neighbours have consecutive numbers.
     pub places: Vec<u32>,
-    /// Processor time of all processes until their last events, µs.
+    /// Processor time of all processes up to their last events, µs.
     pub micros: u64,
 }
 
-/// A page while it lives: of the process and the address, and the how-manieth there.
+/// A page's life: process, address, and the number of the life at that address.
 type Life = (u32, u64, u32);
 
-/// A step before its page has a number, and its compressed size is known.
+/// A step whose page has no number yet, and whose compressed size is not known yet.
 struct Draft {
     life: Life,
     is_touch: bool,
@@ -36,7 +36,7 @@ struct Draft {
 }
 
 impl Steps {
-    /// Those of a trace.
+    /// The steps of a trace.
     pub fn of(trace: &Trace) -> Self {
         let drafts = drafts(&trace.events);
         let after = after(&trace.events, &drafts);
@@ -62,7 +62,7 @@ impl Steps {
         Self { all, events, pages: numbers.len(), places, micros: last.values().sum() }
     }
 
-    /// Touches among them.
+    /// Number of touches.
     pub fn touches(&self) -> u64 {
         self.all.iter().filter(|step| matches!(step, Step::Touch { .. })).count() as u64
     }
@@ -72,7 +72,7 @@ fn drafts(events: &[Event]) -> Vec<Draft> {
     let last: BTreeMap<u32, usize> =
         events.iter().enumerate().map(|(at, event)| (event.process, at)).collect();
     let mut drafts = Vec::with_capacity(events.len());
-    // Of each place: the number of its life, and whether it lives.
+    // For each address, the number of its life, and true if that life goes on.
     let mut lives: BTreeMap<(u32, u64), (u32, bool)> = BTreeMap::new();
     for (event, of) in events.iter().enumerate() {
         let place = (of.process, of.page);
@@ -86,13 +86,13 @@ fn drafts(events: &[Event]) -> Vec<Draft> {
                 lives.insert(place, (number + 1, false));
             }
             What::Gone => {}
-            // It was given back unseen.
+            // The page was given back without an event.
             What::New if was_alive => {
                 draft(life, false);
                 draft(next, true);
                 lives.insert(place, (number + 1, true));
             }
-            // It was there before the recording began, and has been touched by then.
+            // The page existed before the recording began, and was touched since.
             What::Left if was_alive => {}
             What::New | What::Staged | What::Back | What::Left => {
                 draft(life, true);
@@ -112,7 +112,7 @@ fn drafts(events: &[Event]) -> Vec<Draft> {
     drafts
 }
 
-/// Where pages lie. Between two that are no neighbours a number is left out.
+/// The places of pages. One number is left out between pages that are no neighbours.
 fn places<'a>(lives: impl Iterator<Item = &'a Life>) -> Vec<u32> {
     let mut places = Vec::new();
     let mut before: Option<&Life> = None;
@@ -130,22 +130,22 @@ fn places<'a>(lives: impl Iterator<Item = &'a Life>) -> Vec<u32> {
     places
 }
 
-/// A page when it leaves after a step.
+/// A page as it leaves after a step.
 #[derive(Clone, Copy)]
 struct After {
-    /// In the pool.
+    /// Bytes in the pool.
     bytes: u16,
-    /// Its size is another than before, so its content is.
+    /// True if the size has changed, so the content has.
     changes: bool,
 }
 
-/// Of each step, the page that leaves after it: its next known size, else its last one, else the
-/// median of all.
+/// The page that leaves after each step. Its size is the next known one, or else the last, or else
+/// the median of all.
 fn after(events: &[Event], drafts: &[Draft]) -> Vec<After> {
     let mut known: Vec<u16> = events.iter().filter_map(size).collect();
     known.sort_unstable();
     let median = known.get(known.len() / 2).copied().unwrap_or(crate::event::PAGE_BYTES / 2);
-    // An event of a page that is no step has its size all the same.
+    // An event that is no step may also have its page's size.
     let mut of_event: Vec<Option<Life>> = vec![None; events.len()];
     let mut living: BTreeMap<(u32, u64), Life> = BTreeMap::new();
     let mut at = 0;
@@ -179,8 +179,8 @@ fn after(events: &[Event], drafts: &[Draft]) -> Vec<After> {
     after
 }
 
-/// The bytes that an event tells of its page in the pool. One word repeated takes none; of two
-/// identical pages, each has a half.
+/// The bytes of an event's page in the pool. A page of one repeated word takes none. Each of two
+/// identical pages takes half.
 fn size(event: &Event) -> Option<u16> {
     match event.bytes {
         _ if event.is_same_filled => Some(0),
@@ -235,10 +235,10 @@ mod tests {
             steps.all,
             [
                 touch(1, 1000, false),
-                // It never left: the median.
+                // The page never left: the median.
                 touch(0, 1000, false),
                 touch(1, 1200, true),
-                // It is not seen to leave again: as before.
+                // The page does not leave again: the same size as before.
                 touch(1, 1200, false),
                 Step::Gone { page: 0 },
                 Step::Gone { page: 1 },

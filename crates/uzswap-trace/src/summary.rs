@@ -4,28 +4,28 @@ use crate::event::Event;
 use crate::read::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// See the module.
+/// Figures of a trace.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Touches.
     pub touches: u64,
-    /// Those that wrote.
+    /// Touches that wrote.
     pub writes: u64,
-    /// Processes that have events.
+    /// Processes with events.
     pub processes: usize,
-    /// Different pages of all processes, by their addresses.
+    /// Pages of all processes, counted by address.
     pub pages: usize,
-    /// Smallest, quartiles and largest of the compressed sizes; `None`: no page was compressed.
+    /// Smallest, quartiles and largest of the compressed sizes; `None` if no page was compressed.
     pub sizes: Option<[u16; 5]>,
-    /// Pages that came back same-filled.
+    /// Pages that came back and were same-filled.
     pub same_filled: u64,
-    /// Pages that came back identical to another one.
+    /// Pages that came back and were identical to another.
     pub identical: u64,
-    /// The call sites with most touches, each with their number.
+    /// The call sites with the most touches, and their numbers of touches.
     pub sites: Vec<(u32, u64)>,
 }
 
-/// Call sites that are listed.
+/// Number of listed call sites.
 const SITES: usize = 8;
 
 impl Summary {

@@ -9,13 +9,14 @@ use uzswap_trace::{Steps, Summary, Trace};
 
 const MIB: u64 = 1 << 20;
 
-/// A recorded program, with figures of it.
+/// A recorded program, and the expected figures.
 struct Recorded {
     name: &'static str,
-    /// Sizes of memory at which it faults, MiB.
+    /// Sizes of memory with which it faults, MiB.
     memories: [u64; 3],
-    /// Misses in memory for so many pages as of [`CAPACITIES`], by libCacheSim 0.3.5 (its Python
-    /// package): FIFO, LRU, Belady. It read `uzswap trace --export`, each page an object of size 1.
+    /// Misses in memory for the pages of [`CAPACITIES`], by libCacheSim 0.3.5 (its Python package):
+    /// FIFO, LRU, Belady. Its input is from `uzswap trace --export`, with each page an object of
+    /// size 1.
     misses: [[u64; 3]; 3],
 }
 
@@ -100,7 +101,7 @@ fn ours_faults_about_as_often_as_the_order_of_coming_on_short_programs() {
             });
             let [ours, clock, fifo, lru, belady] = faults;
             println!("| {name} | {memory} | {ours} | {clock} | {fifo} | {lru} | {belady} |");
-            // Where a program is about to fit, a few pages make a great difference.
+            // When a program almost fits, a few pages make a great difference.
             let is_about_to_fit = lru == 0;
             assert!(ours * 4 <= clock * 5 || is_about_to_fit, "{name} in {memory} MiB: {faults:?}");
             sums.iter_mut().zip(faults).for_each(|(sum, count)| *sum += count);

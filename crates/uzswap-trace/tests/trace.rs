@@ -34,7 +34,7 @@ fn event(what: What, page: u64) -> Event {
     }
 }
 
-/// A log with these events in a new folder.
+/// A log with this room and these events, in a new folder.
 fn log(room: u64, pages: u64) -> (tempfile::TempDir, PathBuf, Log) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");
@@ -64,7 +64,7 @@ fn events_of_several_threads_and_processes_are_all_there() {
     assert!(pages.into_iter().eq(0..THREADS * PAGES));
     let is_second = |event: &Event| event.page / PAGES % 2 == 1;
     assert!(trace.events.iter().all(|event| (event.process == 1) == is_second(event)));
-    // A copy has room for its events alone, and reads as the same.
+    // A copy has room for its events alone, and is otherwise equal.
     let copy = folder.path().join("copy");
     trace.write(&copy).unwrap();
     let again = Trace::read(&copy).unwrap();
@@ -104,7 +104,7 @@ fn time_is_the_processes_own_without_the_pagers() {
     }
     log.add(event(What::New, 2));
     let times: Vec<u64> = Trace::read(&path).unwrap().events.iter().map(|one| one.micros).collect();
-    // Other tests of this process take time, too.
+    // Other tests of this process take time as well.
     assert!(times[1] - times[0] >= 19_000, "{times:?}");
     assert!(times[2] - times[0] >= times[1] - times[0], "{times:?}");
     log.forked();
@@ -118,7 +118,7 @@ fn uzswap_trace_clock() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The error of a file with these bytes.
+/// The error for a file with these bytes.
 fn error(bytes: &[u8]) -> TraceError {
     Trace::from_bytes(Path::new("some.trace"), bytes).unwrap_err()
 }
@@ -207,7 +207,7 @@ fn libcachesim_gets_each_touch_with_its_size_and_its_next() {
         let (object, size) = (number(record, 4, 8), number(record, 12, 4));
         (object, size, number(record, 16, 8) as i64)
     });
-    // Page 7, page 9 of which no size is known, page 7 again, and page 7 after it was given back.
+    // Page 7, page 9 whose size is unknown, page 7 again, and page 7 after it was given back.
     assert_eq!(
         records.collect::<Vec<_>>(),
         [(0, 1000, 2), (2, 1000, -1), (0, 1000, -1), (1, 1000, -1)]

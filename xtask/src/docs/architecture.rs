@@ -1,6 +1,6 @@
-//! The tables of ARCHITECTURE.md: crates, from their manifests, and files with `unsafe`, from the
-//! attributes that permit it (the compiler sees to it that there are no others). The order of locks
-//! is that of the engine's `sync`.
+//! The tables of ARCHITECTURE.md. Crates are from their manifests. Files with `unsafe` are from the
+//! attributes that permit it: the compiler rejects `unsafe` elsewhere. The order of locks is from
+//! the engine's `sync`.
 
 use super::fill;
 use crate::files;
@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-/// The document with its tables made anew.
+/// The document with new tables.
 pub fn text(root: &Path) -> String {
     let text = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap_or_default();
     let read = |path: &Path| fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -20,7 +20,7 @@ pub fn text(root: &Path) -> String {
         .collect();
     let sources: Vec<(String, String)> = files(root, "rs")
         .iter()
-        // This one names the attribute.
+        // Names the attribute itself.
         .filter(|path| !path.ends_with("xtask/src/docs/architecture.rs"))
         .map(|path| (path.to_string_lossy().into_owned(), read(path)))
         .collect();
@@ -40,7 +40,7 @@ fn lock_order(source: &str) -> String {
     format!("```\n{lines}```\n")
 }
 
-/// A row for each crate, after those of the crates that it uses.
+/// A row for each crate. A crate comes after those that it uses.
 fn crates(manifests: &[String]) -> String {
     let mut rest: Vec<&str> = manifests.iter().map(String::as_str).collect();
     let mut order: Vec<&str> = Vec::new();
@@ -74,13 +74,13 @@ fn crates(manifests: &[String]) -> String {
     rows
 }
 
-/// The first value of this name in a manifest.
+/// The first value with this name in a manifest.
 fn value<'a>(manifest: &'a str, name: &str) -> Option<&'a str> {
     let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(" = \""));
     manifest.lines().find(is_it)?.split('"').nth(1)
 }
 
-/// The crates of this repository that a manifest names as dependencies.
+/// The dependencies of a manifest that are crates of this repository.
 fn dependencies(manifest: &str) -> Vec<&str> {
     let rest = manifest.split("\n[dependencies]\n").nth(1).unwrap_or_default();
     let rest = rest.split("\n[").next().unwrap_or_default();
@@ -88,7 +88,7 @@ fn dependencies(manifest: &str) -> Vec<&str> {
     names.filter(|name| name.starts_with("uzswap")).collect()
 }
 
-/// A row for each reason, with the files that give it.
+/// A row for each reason, with its files.
 fn unsafe_files(sources: &[(String, String)]) -> String {
     let mut forbidden = Vec::new();
     let mut reasons: Vec<&str> = Vec::new();
@@ -127,8 +127,8 @@ fn reason(text: &str) -> Option<&str> {
     rest.split('"').next()
 }
 
-/// Names of files, as code. A crate's root stands for its folder. A file in the same folder as the
-/// one before is named without it.
+/// Names of files, as code. A crate's root is named by its folder. The folder is left out if the
+/// file before is in the same one.
 fn names(paths: &[&str]) -> String {
     let mut folder = "";
     let mut names = Vec::new();

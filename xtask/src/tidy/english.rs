@@ -1,11 +1,11 @@
-//! English that must be read twice, counted: sentences of comments and documents that break a rule
-//! of STYLE.md, section *Sentences*. Each part of the repository has a budget, which may only fall.
+//! Counts sentences that must be read twice: those in comments and documents that break a rule of
+//! STYLE.md, section *Sentences*. Each part of the repository has a budget, which may only fall.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The rules. A budget and a count have a number for each, in this order.
+/// The rules. Budgets and counts have a number for each, in this order.
 const RULES: [&str; 3] =
     ["begins with What, Who or Whether", "what or who as a noun", "more than 30 words"];
 
@@ -54,7 +54,7 @@ impl Counts {
         findings.iter().for_each(|finding| counts[finding.rule] += 1);
     }
 
-    /// Says where a count is above its budget (wrong) or below it (to be lowered).
+    /// Reports counts above the budget (wrong), and counts below it (the budget is to be lowered).
     pub fn compare(&self, wrong: &mut Vec<String>) {
         for (part, counts) in &self.0 {
             let budget = BUDGET.iter().find(|(name, _)| name == part);
@@ -100,7 +100,7 @@ fn part(path: &Path) -> String {
     }
 }
 
-/// The sentences of a file that break a rule, each with the name of the rule.
+/// The sentences of a file that break a rule, with the rule.
 pub fn list(path: &Path, text: &str) -> Vec<String> {
     let row = |finding: Finding| {
         let (path, Finding { line, rule, sentence }) = (path.display(), finding);
@@ -109,7 +109,7 @@ pub fn list(path: &Path, text: &str) -> Vec<String> {
     findings(path, text).into_iter().map(row).collect()
 }
 
-/// The findings of a file: of its comments, or, of a document, of all of it.
+/// The findings in a file: in its comments, or in all of a document.
 pub fn findings(path: &Path, text: &str) -> Vec<Finding> {
     let mut quoted = Quoted::No;
     let lines = text.lines().map(|line| match path.extension().and_then(|name| name.to_str()) {
@@ -120,7 +120,7 @@ pub fn findings(path: &Path, text: &str) -> Vec<Finding> {
     sentences(lines).iter().flat_map(check).collect()
 }
 
-/// The place of a line of Python among strings of several lines.
+/// If a line of Python is inside a string of several lines, and of which kind.
 #[derive(Clone, Copy, PartialEq)]
 enum Quoted {
     No,
@@ -148,7 +148,7 @@ fn script_comment<'a>(line: &'a str, quoted: &mut Quoted) -> Option<&'a str> {
     }
 }
 
-/// The text of a line's comment; with the slashes if code stands before it.
+/// The text of a line's comment. If code stands before it, the slashes are included.
 fn comment(line: &str) -> Option<&str> {
     if let Some(text) = line.trim_start().strip_prefix("//") {
         return Some(text.trim_start_matches(['/', '!']).trim());
@@ -157,11 +157,11 @@ fn comment(line: &str) -> Option<&str> {
     code.matches('"').count().is_multiple_of(2).then(|| &line[code.len() + 1..])
 }
 
-/// Words, each with its line. An inline piece of code is one word.
+/// The words of a sentence, with their lines. A piece of inline code is one word.
 type Sentence<'a> = Vec<(usize, &'a str)>;
 
-/// Cuts lines into sentences. A missing line (code) ends a sentence, as an empty line, a row of a
-/// table, an item of a list and a comment behind code do.
+/// Cuts lines into sentences. A sentence ends at a line of code, an empty line, a row of a table,
+/// an item of a list, and a comment behind code.
 fn sentences<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Sentence<'a>> {
     let mut sentences = vec![Vec::new()];
     let mut is_code = false;
@@ -189,7 +189,7 @@ fn sentences<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Sentence<'
     sentences
 }
 
-/// True if an item of a list begins here, or a parameter in a docstring.
+/// True if a list item begins here, or a parameter in a docstring.
 fn starts_item(text: &str) -> bool {
     let is_numbered = text.split_once(". ").is_some_and(|(item, _)| item.parse::<u8>().is_ok());
     let is_name = |name: &str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
@@ -198,7 +198,7 @@ fn starts_item(text: &str) -> bool {
         || ["- ", "* ", "#", "> ", "// "].iter().any(|item| text.starts_with(item))
 }
 
-/// Adds a word to the last sentence, or begins the next one with it.
+/// Adds a word to the last sentence, or begins a new one.
 fn add<'a>(sentences: &mut Vec<Sentence<'a>>, line: usize, word: &'a str) {
     let is_end =
         |word: &str| word.trim_end_matches([')', '"', '*', '_']).ends_with(['.', '!', '?']);
@@ -212,7 +212,7 @@ fn add<'a>(sentences: &mut Vec<Sentence<'a>>, line: usize, word: &'a str) {
     }
 }
 
-/// Words of a text, markup left out.
+/// The words of a text, without markup.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut is_code = false;
     let split = text.split(move |c: char| {
@@ -222,7 +222,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     split.filter(|word| word.contains(|c: char| c.is_alphanumeric() || "`.!?".contains(c)))
 }
 
-/// True if a word is alone in emphasis: so it is mentioned, not used.
+/// True if a word stands alone in emphasis, so that it is mentioned and not used.
 fn is_mention(word: &str) -> bool {
     let word = word.trim_end_matches([',', '.', ':']);
     word.len() > 1 && word.starts_with('*') && word.ends_with('*')

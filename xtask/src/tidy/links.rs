@@ -1,9 +1,9 @@
-//! Links of documents: each leads to a file that is there, and to a heading of it.
+//! Links in documents: each must lead to an existing file, and to a heading in it.
 
 use std::fs;
 use std::path::Path;
 
-/// Fails on a link that leads nowhere. Addresses on the web are not looked up.
+/// Reports links that lead nowhere. Web addresses are not looked up.
 pub fn check(root: &Path, path: &Path, text: &str, wrong: &mut Vec<String>) {
     let folder = root.join(path.parent().unwrap_or(Path::new("")));
     for (number, line) in (1..).zip(text.lines()) {
@@ -22,13 +22,13 @@ pub fn check(root: &Path, path: &Path, text: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// True if a heading has this name in links.
+/// True if a heading of the document has this anchor.
 fn has_heading(document: &str, name: &str) -> bool {
     let headings = document.lines().filter(|line| line.starts_with('#'));
     headings.map(|line| line.trim_start_matches('#')).any(|heading| anchor(heading) == name)
 }
 
-/// The name of a heading in links, as GitHub makes it.
+/// The anchor of a heading, as GitHub makes it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
@@ -50,7 +50,7 @@ mod tests {
         check(root, Path::new("README.md"), text, &mut wrong);
         let places: Vec<&str> =
             wrong.iter().map(|line| &line[..line.find(": ").unwrap()]).collect();
-        // The text is not README.md's own, which has no such heading.
+        // The text is not that of README.md, which has no such heading.
         assert_eq!(places, ["README.md:2", "README.md:3", "README.md:3", "README.md:4"]);
     }
 }

@@ -1,10 +1,10 @@
-//! Manifests: each has the lints of the workspace, and that of the end-to-end tests names each
-//! file.
+//! Manifests: each must have the workspace's lints, and the manifest of the end-to-end tests must
+//! name each file.
 
 use std::fs;
 use std::path::Path;
 
-/// Each file of end-to-end tests is a program. Cargo passes over one that the manifest does not
+/// Each file of end-to-end tests is a program, and cargo ignores files that the manifest does not
 /// name.
 pub fn check_tests(files: &[String], manifest: &str, wrong: &mut Vec<String>) {
     for file in files.iter().filter_map(|file| file.strip_prefix("tests/")) {
@@ -14,7 +14,7 @@ pub fn check_tests(files: &[String], manifest: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// A crate without these two lines may have `unsafe` anywhere. The fuzzers are no part of the
+/// A crate without these two lines could have `unsafe` anywhere. The fuzzers are outside of the
 /// workspace.
 pub fn check_lints(root: &Path, wrong: &mut Vec<String>) {
     let manifests = crate::files(root, "toml").into_iter();

@@ -1,4 +1,4 @@
-//! House rules that a compiler does not know (STYLE.md gives the reasons).
+//! House rules that the compiler does not check (STYLE.md gives the reasons).
 
 mod english;
 mod links;
@@ -22,11 +22,11 @@ const FILE_MAX: usize = 600;
 /// Words that hide the purpose of a thing, and marks of unfinished work.
 const BANNED: [&str; 7] = ["TODO", "FIXME", "XXX", "Manager", "Helper", "_helper", "_manager"];
 
-/// Names that the engine's sources may not have.
+/// Names that must be absent from the engine's sources.
 const ENGINE_ABSENCES: [&str; 6] =
     ["userfaultfd", "cgroup", "SystemTime", "Instant::", "thread::spawn", "serde"];
 
-/// Checks everything; prints all faults.
+/// Checks everything and prints all faults.
 pub fn check(root: &Path) -> ExitCode {
     let mut wrong = Vec::new();
     for (path, text) in docs::all(root) {
@@ -64,7 +64,7 @@ pub fn check(root: &Path) -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints each sentence that breaks a rule, of the files whose path contains one of `wanted`.
+/// Prints each sentence that breaks a rule, in files whose path contains one of `wanted`.
 pub fn words(root: &Path, wanted: impl Iterator<Item = String>) -> ExitCode {
     let wanted: Vec<String> = wanted.collect();
     for path in ["rs", "py", "sh", "md"].into_iter().flat_map(|kind| files(root, kind)) {
@@ -80,12 +80,12 @@ pub fn words(root: &Path, wanted: impl Iterator<Item = String>) -> ExitCode {
 fn check_file(path: &str, text: &str, wrong: &mut Vec<String>) {
     let ours = path.starts_with("xtask/src/tidy/");
     for (number, line) in (1..).zip(text.lines()) {
-        // A message or a row of documentation is not cut in two for a rule.
+        // Messages and rows of documentation are not cut in two for a rule.
         let is_text = line.matches('"').count() > 1 || line.ends_with('\\');
         if line.chars().count() > LINE_MAX && !is_text {
             wrong.push(format!("{path}:{number}: longer than {LINE_MAX} columns"));
         }
-        // Names that others gave are kept.
+        // Names of others are permitted.
         let is_ours_to_name = !ours && !line.contains("org.freedesktop.");
         for word in BANNED.iter().filter(|word| line.contains(**word) && is_ours_to_name) {
             wrong.push(format!("{path}:{number}: '{word}' (see STYLE.md)"));
@@ -112,7 +112,7 @@ fn is_comment(line: &str) -> bool {
     line.trim_start().starts_with("//")
 }
 
-/// Functions end with a closing brace as far in as they began: rustfmt sees to it.
+/// A function ends with a closing brace of its own indentation: rustfmt guarantees that.
 fn check_functions(path: &str, code: &str, wrong: &mut Vec<String>) {
     let mut open: Vec<(usize, usize, String)> = Vec::new();
     for (number, line) in (1..).zip(code.lines()) {
@@ -133,7 +133,7 @@ fn check_functions(path: &str, code: &str, wrong: &mut Vec<String>) {
     }
 }
 
-/// The faults that a check finds in sources, of which path and text are given.
+/// The faults that a check finds in sources, given as paths and texts.
 #[cfg(test)]
 fn faults(
     check: impl Fn(&[(PathBuf, String)], &mut Vec<String>),

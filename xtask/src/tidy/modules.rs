@@ -1,25 +1,25 @@
-//! Edges between the modules of a crate, by the paths that they name, and circles of edges.
+//! Edges between the modules of a crate, by the paths in them, and circles of edges.
 //!
-//! A module may use its parent and its children: such edges are not counted. An edge goes from one
-//! child of a module to another one, whatever they use of each other's children. A name that a
-//! module exports again stands for the module that has it.
+//! A module may use its parent and its children, so such edges are not counted. An edge leads from
+//! one child of a module to another. A use between their descendants counts as an edge between
+//! these children. A name that a module re-exports stands for the module that defines it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Names of a module, from the root of its crate.
+/// The names of a module and its parents, from the crate's root.
 type Name = Vec<String>;
 
 /// The modules of one crate.
 #[derive(Default)]
 struct Modules {
-    /// The code of each, without its tests and comments.
+    /// The code of each module, without tests and comments.
     code: BTreeMap<Name, String>,
-    /// Paths that a module exports under a name of its own.
+    /// Re-exports: the module and the name, and the path that it stands for.
     exports: BTreeMap<(Name, String), Name>,
 }
 
-/// Fails on a circle.
+/// Reports circles.
 pub fn check(sources: &[(PathBuf, String)], wrong: &mut Vec<String>) {
     let mut crates = BTreeMap::<String, Modules>::new();
     for (path, text) in sources {
@@ -54,7 +54,7 @@ fn module(path: &Path) -> Option<(String, Name)> {
     Some(((*name).to_owned(), module))
 }
 
-/// Code without tests and comments.
+/// The code without tests and comments.
 pub fn code(text: &str) -> String {
     let mut code = String::new();
     let mut lines = text.lines();
@@ -83,7 +83,7 @@ impl Modules {
         }
     }
 
-    /// A path from the root of the crate, of one that a module names.
+    /// A path that a module names, made absolute.
     fn absolute(&self, module: &Name, path: Name) -> Name {
         let mut base = module.clone();
         let mut rest = &path[..];
@@ -119,7 +119,7 @@ impl Modules {
         module
     }
 
-    /// Each edge, from one child of a module to another.
+    /// All edges between children of a module.
     fn edges(&self) -> BTreeSet<(String, String)> {
         let mut edges = BTreeSet::new();
         for (module, code) in &self.code {
@@ -141,16 +141,16 @@ impl Modules {
     }
 }
 
-/// True if the code before a `use` makes it an export.
+/// True if the code before a `use` makes it a re-export.
 fn is_public(before: &str) -> bool {
     let before = before.rsplit('\n').next().unwrap_or_default().trim();
     before == "pub" || before.starts_with("pub(") && before.ends_with(')')
 }
 
-/// The paths of a tree as `use` has it, or of a plain path: names, up to the first that ends it.
+/// The paths in the tree of a `use`, or a plain path, up to the first name that ends it.
 fn tree(code: &str) -> Vec<Name> {
     let mut paths = Vec::new();
-    // The names before each brace that is open, and those of the path that is read.
+    // The names before each open brace, and those of the current path.
     let mut open: Vec<Name> = Vec::new();
     let mut path = Name::new();
     let mut rest = code;

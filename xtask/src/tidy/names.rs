@@ -4,16 +4,16 @@ use super::modules;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Files that may define a type of the same name.
+/// A type's name may be defined in this number of files.
 const FILES_MAX: usize = 2;
 
-/// Names that may have more, with the reason.
+/// Names that more files may define, with the reason.
 const EXCEPTED: [(&str, &str); 2] = [
     ("Inner", "the convention for the part of a type that its handles share"),
     ("Pager", "the bindings for C and Python call theirs as Rust does"),
 ];
 
-/// Fails on a name with more meanings. Tests and examples have names of their own: they are read by
+/// Reports names that more files define. Tests and examples do not count, since they are read by
 /// themselves.
 pub fn check(sources: &[(PathBuf, String)], wrong: &mut Vec<String>) {
     let mut defined = BTreeMap::<String, BTreeSet<&Path>>::new();
@@ -41,7 +41,7 @@ fn is_test(path: &Path) -> bool {
             .is_some_and(|name| name.ends_with("tests") || name == "testing")
 }
 
-/// The name of a type that a line defines. A `type` that is further in is a trait's.
+/// The name of the type that a line defines. An indented `type` belongs to a trait.
 fn name(line: &str) -> Option<&str> {
     let code = line.trim_start();
     let is_inside = code.len() < line.len();

@@ -1,12 +1,12 @@
-//! Sources and tests that a document names: each exists.
+//! Sources and tests that a document names: each must exist.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Names with at least so many underscores may be a test's, which is a sentence.
+/// A test's name is a sentence. Names with at least this many underscores are taken for tests.
 const UNDERSCORES_MIN: usize = 3;
 
-/// The sources, and the long names in them.
+/// The sources, and their long names.
 pub struct Known<'a> {
     sources: &'a [(PathBuf, String)],
     names: BTreeSet<&'a str>,
@@ -19,7 +19,7 @@ impl<'a> Known<'a> {
         Self { sources, names: words.filter(|word| is_long(word)).collect() }
     }
 
-    /// Fails on a source, or a test, that is not there.
+    /// Reports names of sources and tests that do not exist.
     pub fn check(&self, path: &Path, text: &str, wrong: &mut Vec<String>) {
         for (number, line) in (1..).zip(text.lines()) {
             let named =
@@ -30,12 +30,12 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// True if it is there, or is no name of a source or a test.
+    /// True if the name exists, or is not that of a source or a test.
     fn has(&self, name: &str) -> bool {
         if name.ends_with(".rs") {
             return self.sources.iter().any(|(path, _)| path.ends_with(name));
         }
-        // The names of metrics are made from those of statistics.
+        // Names of metrics are derived from those of statistics.
         !is_long(name) || name.starts_with("uzswap_") || self.names.contains(name)
     }
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Messages of a kernel about its own faults, or about requests.
+/// Messages of a kernel about its own faults, or about failed requests.
 const COMPLAINTS: [&str; 9] = [
     "BUG:",
     "WARNING:",
@@ -24,15 +24,15 @@ const COMPLAINTS: [&str; 9] = [
     "soft lockup",
 ];
 
-/// No complaint without KVM: in 6.12 the deadline server of a queue of waiting programs warns of
-/// its own timer where emulated CPUs stand still.
+/// No complaint without KVM. In 6.12 the deadline server of a queue with waiting programs warns
+/// about its own timer when emulated CPUs stand still.
 const TIMER: &str = "at kernel/sched/deadline.c";
 
-/// Factor for the times of tests in emulation: starting another keeper takes four seconds there.
+/// A factor for the times of tests in emulation, where starting another keeper takes four seconds.
 const SLOWNESS: u32 = 4;
 
-/// A kernel's message when it met a breakpoint of its own after it had replaced it: QEMU's
-/// emulation of several CPUs (7.2) runs the old code for a moment. Seen in two guests of eleven.
+/// The message of a kernel that met its own breakpoint after it had replaced it. QEMU's emulation
+/// of several CPUs (7.2) runs the old code for a moment. Seen in two guests of eleven.
 const STALE: &str = "Oops: int3";
 const ATTEMPTS: u32 = 3;
 
@@ -40,11 +40,11 @@ const ATTEMPTS: u32 = 3;
 pub struct GuestOutcome {
     /// Tests that ended.
     pub tests: Vec<Ended>,
-    /// Lines of the kernel's log.
+    /// Complaints in the kernel's log.
     pub complaints: Vec<String>,
-    /// Its kernel's release.
+    /// The release of its kernel.
     pub release: String,
-    /// Its duration.
+    /// The time that it took.
     pub time: Duration,
     /// True if the job was completed.
     is_done: bool,
@@ -53,12 +53,12 @@ pub struct GuestOutcome {
 }
 
 impl GuestOutcome {
-    /// True if all is well.
+    /// True if the job was completed, without a failure or complaint.
     pub fn passed(&self) -> bool {
         self.is_done && self.complaints.is_empty() && self.tests.iter().all(|test| test.passed)
     }
 
-    /// Trouble besides failed tests, if any.
+    /// Trouble other than failed tests, if any.
     pub fn trouble(&self) -> Option<String> {
         match (self.is_done, self.complaints.first()) {
             (false, _) => Some("it did not come to its end".into()),
@@ -66,7 +66,7 @@ impl GuestOutcome {
         }
     }
 
-    /// In one line.
+    /// The outcome in one line.
     pub fn summary(&self) -> String {
         let failed = self.tests.iter().filter(|test| !test.passed).count();
         let end = match (self.passed(), self.trouble()) {
@@ -83,7 +83,7 @@ impl GuestOutcome {
     }
 }
 
-/// Ends the emulator in any case.
+/// Kills the emulator when dropped.
 struct Emulator(Child);
 
 impl Drop for Emulator {
@@ -94,7 +94,8 @@ impl Drop for Emulator {
     }
 }
 
-/// Boots a guest, runs a job in it, and waits for its end; repeats where the emulator is at fault.
+/// Boots a guest, runs a job in it, and waits for its end. Repeats that if the emulator is at
+/// fault.
 pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     let has_kvm = machine.processor()?.has_kvm();
     for _ in 1..ATTEMPTS {
@@ -153,7 +154,7 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
         is_done: reader.is_done,
         folder: folder.clone(),
     };
-    // Errors: it stays, which is harmless.
+    // An error: the file stays, which is harmless.
     let _ = fs::remove_file(&initramfs);
     if outcome.passed() {
         let _ = fs::remove_dir_all(&folder);
@@ -161,7 +162,7 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     Ok(outcome)
 }
 
-/// Reads the job's output to its end or the deadline, and keeps it in a file.
+/// Reads the job's output to its end or the deadline. Keeps it in a file.
 fn read(receiver: &Receiver<String>, deadline: Instant, folder: &Path) -> Result<Reader> {
     let mut reader = Reader::default();
     let mut log = fs::File::create(folder.join("job.log"))?;
@@ -181,18 +182,19 @@ fn read(receiver: &Receiver<String>, deadline: Instant, folder: &Path) -> Result
     }
 }
 
-/// The emulator with the machine's devices.
+/// The command of the emulator, with the machine's devices.
 fn emulator(lab: &Lab, machine: &Machine, processor: Processor, folder: &Path) -> Result<Command> {
     let mut command = Command::new(processor.emulator().0);
     let has_kvm = processor.has_kvm();
     command.args(["-accel", if has_kvm { "kvm" } else { "tcg,thread=multi" }]);
     command.args(processor.board());
     command.args(["-nodefaults", "-display", "none"]);
-    // A panic reboots, which ends a guest that has no reason to do so.
+    // A panic reboots the guest. With this option a reboot ends it; only a busybox guest never
+    // reboots otherwise.
     if machine.image == Image::Busybox {
         command.arg("-no-reboot");
     }
-    // A socket belongs to one node, or the kernel complains.
+    // Each socket must be in one node, or the kernel complains.
     command.arg("-smp").arg(format!("{},sockets={}", machine.cpus, machine.nodes.max(1)));
     memory(&mut command, machine)?;
     command.arg("-serial").arg(format!("file:{}", folder.join("console.log").display()));
@@ -218,14 +220,15 @@ fn emulator(lab: &Lab, machine: &Machine, processor: Processor, folder: &Path) -
     if machine.bad_disk {
         bad_disk(&mut command, folder)?;
     }
-    // Plugged memory must be removable, so the kernel may place only movable pages there.
+    // Plugged memory must be removable, so the kernel may put only movable pages there.
     let console = processor.console();
     let append = "panic=-1 oops=panic sysctl.kernel.hung_task_timeout_secs=60 quiet loglevel=7 \
                   systemd.show_status=false memhp_default_state=online_movable";
-    // Many emulated CPUs share few: one that does not run for a minute is not hung.
+    // Many emulated CPUs share few real ones, so a CPU that does not run for a minute is not hung.
     let patience = " watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=300";
     let patience = if has_kvm || machine.cpus <= 4 { "" } else { patience };
-    // An emulator beside builds stands still at times: a kernel took its timer for a broken one.
+    // Beside builds, an emulator stands still at times. A kernel then took its timer for a broken
+    // one.
     let timer = if has_kvm || processor == Processor::Arm { "" } else { " no_timer_check" };
     command.arg("-append").arg(format!("console={console} {append}{patience}{timer}"));
     Ok(command)
@@ -251,7 +254,7 @@ fn memory(command: &mut Command, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// `1G`, `512M` or a number of MiB.
+/// Parses `1G`, `512M` or a number of MiB.
 fn mebibytes(text: &str) -> Result<u64> {
     let (number, factor) = match text.strip_suffix('G') {
         Some(number) => (number, 1024),
@@ -262,12 +265,12 @@ fn mebibytes(text: &str) -> Result<u64> {
     Ok(number * factor)
 }
 
-/// The guest's third serial line leads to the emulator's own monitor, so that tests can plug memory
-/// in and out. The monitor's answers go to a file, and not back: a guest's line echoes its input.
+/// The guest's third serial line leads to the emulator's monitor, so that tests can plug memory in
+/// and out. The monitor's answers go to a file, not back to the guest, whose line echoes its input.
 fn monitor(command: &mut Command, folder: &Path) -> Result<()> {
     let [asks, monitor] = ["asks", "monitor"].map(|name| folder.join(name));
     let of = |end: &Path, way: &str| end.with_extension(way);
-    // Files of an earlier run with the same number.
+    // Files of an earlier run with the same number; they may not exist.
     for (end, way) in [(&asks, "in"), (&asks, "out"), (&monitor, "in")] {
         let _ = fs::remove_file(of(end, way));
     }
@@ -282,7 +285,7 @@ fn monitor(command: &mut Command, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A disk that the guest may write to, unchanged afterwards.
+/// Adds a disk that the guest may write to. Its file stays unchanged.
 fn disk(command: &mut Command, serial: &str, path: &Path, options: &str) {
     let path = path.display();
     let drive = format!("file={path},format=raw,snapshot=on,if=none,id={serial}{options}");
@@ -291,7 +294,7 @@ fn disk(command: &mut Command, serial: &str, path: &Path, options: &str) {
     command.arg("-device").arg(device);
 }
 
-/// A disk whose requests fail behind its first MiB.
+/// Adds a disk whose requests fail beyond its first MiB.
 fn bad_disk(command: &mut Command, folder: &Path) -> Result<()> {
     let (file, rules) = (folder.join("bad.raw"), folder.join("bad.rules"));
     fs::File::create(&file)?.set_len(256 << 20)?;
@@ -304,7 +307,7 @@ fn bad_disk(command: &mut Command, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lines of the kernel's log about faults.
+/// The complaints in the kernel's log.
 fn complaints(console: &Path, processor: Processor) -> Vec<String> {
     let log = fs::read(console).unwrap_or_default();
     let log = String::from_utf8_lossy(&log);

@@ -1,12 +1,11 @@
-//! The boot files of a guest: an initramfs that loads modules and finds the system, and the
-//! systems.
+//! The boot files of a guest: the systems, and an initramfs that loads modules and mounts a system.
 //!
 //! *busybox*: this machine's files, read-only over 9p, under a layer in memory. So a guest has all
-//! programs of this machine, at the same paths, and nothing is copied. With another processor, the
-//! files are those of a few packages of Debian, unpacked below the lab.
+//! programs of this machine at the same paths, and nothing is copied. For another processor, the
+//! files are from some Debian packages, unpacked below the lab.
 //!
 //! *Debian*: a disk made by mmdebstrap, with systemd as init and the job as a unit. The repository
-//! and its builds are at the same paths as here.
+//! and its builds have the same paths as here.
 
 use super::kernel::Kernel;
 use super::processor::Processor;
@@ -17,20 +16,20 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Packages of the Debian image, besides those of every Debian.
+/// Packages of the Debian image, besides those that every Debian has.
 const PACKAGES: &str = "systemd-sysv,systemd-oomd,udev,dbus,kmod,procps,sudo,python3-minimal";
 
 /// Serial numbers by which guests know their disks (init.sh): the system's,
 pub const ROOT_DISK: &str = "root";
-/// the one under /var/tmp,
+/// the disk of /var/tmp,
 pub const SPACE_DISK: &str = "space";
-/// and the one that fails.
+/// and the bad disk.
 pub const BAD_DISK: &str = "bad";
 
-/// Size of the disk under /var/tmp; it is sparse.
+/// Size of the disk of /var/tmp, which is sparse.
 const SPACE_BYTES: u64 = 4 << 30;
 
-/// Writes an initramfs for a guest to `path`.
+/// Writes the initramfs of a guest to `path`.
 pub fn write_initramfs(
     path: &Path,
     lab: &Lab,
@@ -80,7 +79,7 @@ fn init(
     )
 }
 
-/// The disk for /var/tmp: made once and never written to, since guests write to a copy.
+/// The disk of /var/tmp. It is made once and never written, since guests write to a copy.
 pub fn space(lab: &Lab) -> Result<PathBuf> {
     let path = lab.folder.join("space.ext4");
     if !path.exists() {
@@ -92,8 +91,8 @@ pub fn space(lab: &Lab) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The folder of the files that guests with another processor than this machine's see: made once.
-/// No program of it runs here, so packages are only unpacked.
+/// The folder of the files for guests with another processor than this machine's. It is made once.
+/// None of its programs runs here, so packages are only unpacked.
 fn system(lab: &Lab, processor: Processor) -> Result<Option<PathBuf>> {
     const PACKAGES: &str = "busybox-static,bash,dash,coreutils,util-linux,mount,procps,debianutils,\
                             python3-minimal,libpython3-stdlib,libstdc++6,kmod";
@@ -103,7 +102,7 @@ fn system(lab: &Lab, processor: Processor) -> Result<Option<PathBuf>> {
     let folder = lab.folder.join(format!("system-{}", processor.debian()));
     if !folder.join("etc/passwd").exists() {
         println!("vm: unpacking the files of a Debian for {}", processor.debian());
-        // An interrupted run starts anew; the folder may not exist.
+        // An interrupted run begins again. The folder may not exist.
         let _ = fs::remove_dir_all(&folder);
         output(
             Command::new("mmdebstrap")
@@ -114,7 +113,7 @@ fn system(lab: &Lab, processor: Processor) -> Result<Option<PathBuf>> {
                 .arg(&folder)
                 .arg("http://deb.debian.org/debian"),
         )?;
-        // As the packages' own programs would have made them.
+        // Files that the packages' own scripts would make.
         std::os::unix::fs::symlink("dash", folder.join("bin/sh")).or_else(already_there)?;
         let users = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n";
         fs::write(folder.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
@@ -127,7 +126,7 @@ fn already_there(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
 }
 
-/// The disk of a Debian image: made once.
+/// The disk of a Debian image, made once.
 pub fn debian(lab: &Lab, suite: &str) -> Result<PathBuf> {
     let path = lab.folder.join(format!("{suite}.ext4"));
     if path.exists() {
@@ -135,7 +134,7 @@ pub fn debian(lab: &Lab, suite: &str) -> Result<PathBuf> {
     }
     println!("vm: making the image of Debian {suite}");
     let folder = lab.folder.join(suite);
-    // An interrupted run starts anew; the folder may not exist.
+    // An interrupted run begins again. The folder may not exist.
     let _ = fs::remove_dir_all(&folder);
     output(
         Command::new("mmdebstrap")
@@ -143,7 +142,7 @@ pub fn debian(lab: &Lab, suite: &str) -> Result<PathBuf> {
             .arg(&folder)
             .arg("http://deb.debian.org/debian"),
     )?;
-    // Nobody logs in: the job is a unit.
+    // No login is needed: the job is a unit.
     fs::write(folder.join("etc/fstab"), "")?;
     fs::write(folder.join("etc/hostname"), "lab\n")?;
     let fresh = path.with_extension("new");

@@ -1,5 +1,5 @@
-# The first program of a guest, behind the lines that set: image, cgroup, release, out, root,
-# target, job; files, if the guest does not see this machine's own.
+# The first program of a guest. Lines before it set image, cgroup, release, out, root, target, job;
+# and files, if the guest does not see this machine's own.
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc
@@ -17,13 +17,13 @@ system=$(disk root)
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=512000 host /host
 
 if [ $image = busybox ]; then
-    # The files of the machine that runs us, or of another one, under a layer in memory.
+    # The files of the host, or those for another processor, under a layer in memory.
     mount -t tmpfs layer /layer
     mkdir /layer/up /layer/work
     mount -t overlay -o lowerdir=/host$files,upperdir=/layer/up,workdir=/layer/work root /new
     mount -t tmpfs run /new/run
     mount -t tmpfs tmp /new/tmp
-    # The repository, if these have hidden it, or if it is not among the files.
+    # The repository, if the layers hide it or it is not among the files.
     for folder in $root $target; do
         case $files:$folder in
         :/run/* | :/tmp/* | ?*:*)

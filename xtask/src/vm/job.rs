@@ -1,4 +1,4 @@
-//! The job of a guest: test programs of this workspace, and how to read their output.
+//! The job of a guest: test programs of this workspace, and a reader of their output.
 
 use super::processor::Processor;
 use super::{Lab, Result};
@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-/// Programs with tests: the end-to-end ones by the names of their targets, others with their
-/// crate's name before it, as in `region/torture`.
+/// Test programs. End-to-end tests are named by their targets, others by crate and target, as
+/// `region/torture`.
 pub type Programs = BTreeMap<String, PathBuf>;
 
-/// Builds the programs for guests with this processor; for this machine's, the workspace and its
-/// tests, as `./check` has done.
+/// Builds the programs for guests with this processor. For this machine's processor, builds the
+/// workspace and its tests like `./check`.
 pub fn build(lab: &Lab, processor: Processor) -> Result<Programs> {
     let mut programs = Programs::new();
     for arguments in processor.builds() {
@@ -29,7 +29,7 @@ pub fn build(lab: &Lab, processor: Processor) -> Result<Programs> {
     Ok(programs)
 }
 
-/// Notes the tests in cargo's messages.
+/// Collects the test programs from cargo's messages.
 fn note(messages: &str, programs: &mut Programs) {
     for line in messages.lines() {
         let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
@@ -42,7 +42,7 @@ fn note(messages: &str, programs: &mut Programs) {
                 _ if is_test != true => continue,
                 ("tests", Some("test")) => target.to_owned(),
                 (package, Some("test")) => format!("{package}/{target}"),
-                // The tests in its own files.
+                // The unit tests.
                 (package, Some("lib")) => format!("{package}/lib"),
                 _ => continue,
             };
@@ -51,7 +51,8 @@ fn note(messages: &str, programs: &mut Programs) {
     }
 }
 
-/// The name in a package's identity, `path+file:///…/tests#uzswap-tests@0.1.0`, without ours.
+/// The name of a package without our prefix, from its identity
+/// `path+file:///…/tests#uzswap-tests@0.1.0`.
 fn package(identity: &str) -> Option<&str> {
     let (path, rest) = identity.rsplit_once('#')?;
     let name = match rest.split_once('@') {
@@ -61,12 +62,12 @@ fn package(identity: &str) -> Option<&str> {
     Some(name.strip_prefix("uzswap-").unwrap_or(name))
 }
 
-/// See the module.
+/// The programs to run.
 pub struct Job {
     steps: Vec<Step>,
 }
 
-/// The first word of a command, where no test is named.
+/// The first word of a job that is a command and no test.
 const COMMAND: &str = "sh";
 
 /// One program.
@@ -76,7 +77,7 @@ struct Step {
 }
 
 impl Job {
-    /// `TARGET` or `TARGET::NAME`, or the words of a command.
+    /// Parses `TARGET` or `TARGET::NAME`, or the words of a command.
     pub fn new(programs: &Programs, tests: &[String]) -> Result<Self> {
         if tests.first().is_some_and(|word| word == COMMAND) {
             let step = Step { name: COMMAND.into(), words: tests.to_vec() };
@@ -106,7 +107,7 @@ impl Job {
         Ok(Self { steps: tests.iter().map(step).collect::<Result<_>>()? })
     }
 
-    /// Has each program started by another one, which gets the path and the arguments.
+    /// Starts each program by another command, which gets the program's path and arguments.
     pub fn started_by(mut self, words: &[String]) -> Self {
         for step in &mut self.steps {
             step.words.splice(..0, words.iter().cloned());
@@ -114,8 +115,8 @@ impl Job {
         self
     }
 
-    /// The script of the job in a guest, which reports over the second serial line. While the
-    /// machine is switched off it starts no program: the host's files may be gone by then.
+    /// The script of the job in a guest. It reports over the second serial line. During a shutdown
+    /// it starts no program: the host's files may be gone by then.
     pub fn script(&self, environment: &[String], line: &str) -> String {
         format!(
             "exec > /dev/{line} 2>&1 < /dev/null\n\
@@ -127,7 +128,7 @@ impl Job {
         )
     }
 
-    /// The commands that run the programs one after the other, for a shell.
+    /// The shell commands that run the programs one after the other.
     pub fn steps(&self, environment: &[String]) -> String {
         let mut text = String::from(
             "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root\n\
@@ -150,7 +151,7 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// One test's end.
+/// The end of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// `TARGET::NAME`.
@@ -159,7 +160,7 @@ pub struct Ended {
     pub passed: bool,
 }
 
-/// `21 of 21`, and the failed ones.
+/// `21 of 21`, and the failed tests.
 pub fn count(tests: &[Ended]) -> String {
     let failed: Vec<_> = tests.iter().filter(|test| !test.passed).collect();
     let mut text = format!("{} of {}", tests.len() - failed.len(), tests.len());
@@ -169,10 +170,10 @@ pub fn count(tests: &[Ended]) -> String {
     text
 }
 
-/// The part of a job's output that was read.
+/// The state of a job's output, as far as it was read.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// The kernel, once it has said so.
+    /// The kernel's release, once the guest has reported it.
     pub release: Option<String>,
     /// Tests that have ended.
     pub tests: Vec<Ended>,
@@ -180,12 +181,12 @@ pub struct Reader {
     pub is_done: bool,
     step: String,
     failed: bool,
-    /// Tests of the step that have ended.
+    /// Tests of the current step that have ended.
     ran: usize,
 }
 
 impl Reader {
-    /// Reads one more line.
+    /// Reads a line.
     pub fn line(&mut self, line: &str) {
         if let Some(release) = line.strip_prefix("::ready ") {
             self.release = Some(release.to_owned());
@@ -196,7 +197,7 @@ impl Reader {
             let passed = rest.ends_with(" 0");
             let is_program = self.step != COMMAND;
             if !is_program || self.ran == 0 {
-                // A name that no test has is no success.
+                // No test has this name, which is a failure.
                 self.tests.push(Ended { name: self.step.clone(), passed: passed && !is_program });
             } else if !passed && !self.failed {
                 self.tests.push(Ended { name: self.step.clone(), passed });

@@ -11,11 +11,11 @@ use std::process::Command;
 
 /// A kernel for tests.
 pub struct KnownKernel {
-    /// Its name here.
+    /// Its name in the lab.
     pub name: &'static str,
-    /// Debian's suite that has it.
+    /// The Debian suite of its package.
     pub suite: &'static str,
-    /// The processor that it is for.
+    /// Its processor.
     pub processor: Processor,
 }
 
@@ -28,14 +28,14 @@ pub const KNOWN: [KnownKernel; 5] = [
     KnownKernel { name: "newest", suite: "sid", processor: Processor::X86 },
 ];
 
-/// Modules that guests load, with their dependencies; built-in and missing ones are left out.
+/// Modules that guests load, with their dependencies. Built-in and missing ones are skipped.
 const MODULES: [&str; 21] = [
     "virtio_pci",
     "virtio_blk",
     "9pnet_virtio",
     "9p",
     "overlay",
-    // ext4 requests it by function, not by name.
+    // ext4 requests these by function, not by name.
     "crc32c_generic",
     "crc32c_intel",
     "ext4",
@@ -72,15 +72,15 @@ pub fn known(name: &str) -> Result<&'static KnownKernel> {
     })
 }
 
-/// Fetches a kernel by name, unless it is on this machine.
+/// A kernel by name. Downloads it if it is not here.
 pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
     let known = known(name)?;
     let folder = lab.folder.join("kernels").join(name);
-    // The kept part of the packages at that time.
+    // The modules that were kept of the packages then.
     let kept = modules(known.processor).join(" ");
     if !fs::read_to_string(folder.join("complete")).is_ok_and(|text| text == kept) {
         println!("vm: fetching kernel {name} ({})", known.suite);
-        // An interrupted download starts anew; the folder may not exist.
+        // An interrupted download begins again. The folder may not exist.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         fetch(lab, known, &folder)?;
@@ -94,7 +94,7 @@ fn modules(processor: Processor) -> Vec<&'static str> {
     [&MODULES[..], processor.modules()].concat()
 }
 
-/// Runs apt with lists of one suite and processor, apart from this machine's.
+/// Runs apt with the lists of one suite and processor, separate from this machine's.
 fn apt(lab: &Lab, known: &KnownKernel, arguments: &[&str], at: &Path) -> Result<String> {
     let (suite, processor) = (known.suite, known.processor.debian());
     let state = lab.folder.join("apt").join(format!("{suite}-{processor}"));
@@ -117,7 +117,7 @@ fn apt(lab: &Lab, known: &KnownKernel, arguments: &[&str], at: &Path) -> Result<
     output(&mut command)
 }
 
-/// Downloads the packages of a suite's kernel and unpacks the needed part.
+/// Downloads the packages of a suite's kernel, and unpacks the parts that guests need.
 fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
     apt(lab, known, &["apt-get", "-qq", "update"], folder)?;
     let depends = |package: &str| -> Result<Vec<String>> {
@@ -125,7 +125,7 @@ fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
         let names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
         Ok(names.map(str::to_owned).collect())
     };
-    // The package that is always the newest; since 7 the image is in parts.
+    // This package depends on the newest kernel. Since 7 its image is split.
     let newest = depends(&format!("linux-image-{}", known.processor.debian()))?;
     let image = newest.iter().find(|name| name.starts_with("linux-image-"));
     let image = image.ok_or_else(|| format!("no kernel in {}", known.suite))?;
@@ -149,7 +149,7 @@ fn fetch(lab: &Lab, known: &KnownKernel, folder: &Path) -> Result<()> {
     Ok(fs::remove_dir_all(everything)?)
 }
 
-/// Keeps the kernel and the modules, with their dependencies, in the order of loading.
+/// Keeps the kernel and the wanted modules with their dependencies, in loading order.
 fn pick(from: &Path, to: &Path, modules_wanted: &[&str]) -> Result<()> {
     let modules = ["lib/modules", "usr/lib/modules"].map(|folder| from.join(folder));
     let folder = modules.iter().find(|folder| folder.exists()).ok_or("a kernel without modules")?;
@@ -169,7 +169,7 @@ fn pick(from: &Path, to: &Path, modules_wanted: &[&str]) -> Result<()> {
     Ok(fs::write(to.join("release"), name)?)
 }
 
-/// All modules below a folder, by name.
+/// Finds all modules below a folder, by name.
 fn find_modules(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -184,7 +184,7 @@ fn find_modules(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> io::Res
     Ok(())
 }
 
-/// Unpacks a module after its dependencies.
+/// Unpacks a module, after its dependencies.
 fn take(
     name: &str,
     files: &BTreeMap<String, PathBuf>,
@@ -215,7 +215,7 @@ fn unpack(program: &str, file: &Path) -> Result<Vec<u8>> {
     if is_done { Ok(output.stdout) } else { Err(format!("{program}: {}", output.status).into()) }
 }
 
-/// The dependencies in a module: `depends=a,b`, between zero bytes.
+/// The dependencies of a module: its field `depends=a,b` between zero bytes.
 fn needs(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else {

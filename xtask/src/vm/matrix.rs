@@ -1,4 +1,4 @@
-//! All machines of the lab, and the tests that ran on each, as in docs/machines.md.
+//! All machines of the lab with the tests that ran on each, for docs/machines.md.
 
 use super::guest::{self, GuestOutcome};
 use super::{Cgroup, Image, Lab, Machine, Result, job};
@@ -8,7 +8,7 @@ use std::collections::btree_map::Entry;
 use std::fs;
 use std::process::Command;
 
-/// Rows of machines, and behind a heading those of `xtask roots`.
+/// The document with the rows of machines, and below a heading the rows of `xtask roots`.
 pub const DOCUMENT: &str = "docs/machines.md";
 
 const HEAD: &str = "# Machines
@@ -53,11 +53,11 @@ const MACHINES: [(&str, Cgroup, Image); 10] = [
     ("newest", Cgroup::V2, Image::Busybox),
     ("6.12-arm64", Cgroup::V2, Image::Busybox),
 ];
-/// The end of the names of kernels for aarch64, and of their releases.
+/// The suffix of names of aarch64 kernels, and of their releases.
 const ARM: &str = "-arm64";
 
-/// By their targets and parts of their names. Long tests are left out: pools that fill up, every
-/// codec, load control.
+/// Tests, by targets and parts of names. Long tests are left out: pools that fill up, every codec,
+/// load control.
 const DEVICE: [&str; 15] = [
     "run::a_daemon_goes_on",
     "run::a_killed_daemon",
@@ -75,7 +75,7 @@ const DEVICE: [&str; 15] = [
     "data::no_wrong_byte_while_the_compressor_changes",
     "data::no_wrong_byte_with_a_pool",
 ];
-/// For aarch64: with another processor all of a guest is emulated, and slower yet.
+/// Tests for aarch64, where all of a guest is emulated, and slower yet.
 const ARM_DEVICE: [&str; 5] = [
     "run::a_killed_daemon",
     "run::a_program_that_needs",
@@ -84,10 +84,10 @@ const ARM_DEVICE: [&str; 5] = [
     "run::the_command",
 ];
 const ARM_ENGINE: [&str; 2] = ["engine/lib", "ranges/lib"];
-/// With one CPU and 512 MiB.
+/// Tests with one CPU and 512 MiB.
 const ARM_SMALL: [&str; 3] = ["region/memory", "run::a_program_that_needs", "run::the_command"];
 const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"];
-/// Those that take more than a few seconds on a real processor are left out.
+/// Tests that take more than a few seconds on a real processor are left out.
 const IN_PROCESS: [&str; 5] = [
     "in_process::a_call_whose_memory_is_out",
     "in_process::an_ordinary_user",
@@ -101,13 +101,14 @@ const PACKAGE: [&str; 1] = ["package"];
 const HOTPLUG: [&str; 1] = ["hotplug"];
 const SUSPEND: [&str; 1] = ["suspend"];
 
-/// Kernels of Debian's without ublk: 5.10 is older, and in 6.1 Debian has left it out.
+/// Debian kernels without ublk: 5.10 is too old, and Debian's 6.1 is built without it.
 const WITHOUT_UBLK: [&str; 2] = ["5.10", "6.1"];
 
-/// Sixteen emulated CPUs on two real ones, which others use too, took more than twenty minutes.
+/// With sixteen emulated CPUs on two real ones, which were busy, this took more than twenty
+/// minutes.
 const HOTPLUG_SECONDS: u64 = 3600;
 
-/// The machines that tests are for.
+/// The machines for which tests are meant.
 enum For {
     X86(&'static [Image]),
     Arm,
@@ -122,7 +123,7 @@ impl For {
     }
 }
 
-/// Tests of a guest, by their names in the table, and the machines that they are for.
+/// Tests of a guest: their name in the table, the tests, and their machines.
 const TESTS: [(&str, &[&str], For); 13] = [
     ("fuse", &DEVICE, For::X86(&[Image::Busybox, Image::Debian])),
     ("ublk", &DEVICE, For::X86(&[Image::Busybox])),
@@ -139,8 +140,8 @@ const TESTS: [(&str, &[&str], For); 13] = [
     ("suspend", &SUSPEND, For::X86(&[Image::Debian])),
 ];
 
-/// Runs the tests that `wanted` names, as in `6.1,6.12/v2/fuse`, and replaces their rows in the
-/// document; true if all passed.
+/// Runs the tests that `wanted` names, as in `6.1,6.12/v2/fuse`. Replaces their rows in the
+/// document. True if all passed.
 pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
     let mut built: BTreeMap<bool, job::Programs> = BTreeMap::new();
     let path = lab.root.join(DOCUMENT);
@@ -166,14 +167,14 @@ pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
             let (release, text) = (&outcome.release, describe(&outcome));
             let row = format!("| {release} | {cgroup} | {image} | {name} | {text} | {date} |");
             rows.insert((place, index), row);
-            // After each: a later one may take long, or fail.
+            // Written after each guest: a later one may take long, or fail.
             fs::write(&path, write(&rows) + libraries)?;
         }
     }
     Ok(passed)
 }
 
-/// The document's part about machines, and the rest.
+/// The part of the document about machines, and the rest.
 pub fn split(document: &str) -> (&str, &str) {
     document.split_at(document.find("\n## ").unwrap_or(document.len()))
 }
@@ -183,7 +184,7 @@ pub fn today() -> Result<String> {
     Ok(output(Command::new("date").arg("+%F"))?.trim().to_owned())
 }
 
-/// True if all words of one of the alternatives are in a row.
+/// True if all words of one alternative are in the row.
 pub fn is_wanted(wanted: &str, row: &[String]) -> bool {
     let is_here = |word: &str| row.iter().any(|own| own == word);
     wanted.split(',').any(|words| words.split('/').all(is_here))
@@ -217,7 +218,7 @@ fn boot(
     Ok(outcome)
 }
 
-/// The rows of the document, by their places in the table: the machine's and the tests'.
+/// Rows by their place in the table: the index of the machine, and of the tests.
 type Rows = BTreeMap<(usize, usize), String>;
 
 fn write(rows: &Rows) -> String {
@@ -234,7 +235,7 @@ fn write(rows: &Rows) -> String {
     )
 }
 
-/// The rows of a document.
+/// The rows in a document.
 fn read(text: &str) -> Rows {
     let place = |line: &str| {
         let mut fields = line.split('|').map(str::trim).skip(1);
@@ -257,7 +258,7 @@ fn read(text: &str) -> Rows {
     rows.filter_map(|line| Some((place(line)?, line.to_owned()))).collect()
 }
 
-/// `21 of 21`, and the failed ones.
+/// `21 of 21`, and the failed tests.
 fn describe(outcome: &GuestOutcome) -> String {
     let text = job::count(&outcome.tests);
     match outcome.trouble() {

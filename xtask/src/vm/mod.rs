@@ -1,4 +1,4 @@
-//! The lab: tests in virtual machines with other kernels and systems than this machine's.
+//! The lab: tests in virtual machines with other kernels and systems.
 //!
 //! ```text
 //! kernel   fetched from Debian's packages, unpacked, not installed; it tells the processor
@@ -7,7 +7,7 @@
 //! job      what the guest does: test programs of this workspace, whose output comes over a serial
 //!          line
 //! ```
-//! A guest that hangs, panics or whose kernel complains fails, and its log is kept.
+//! A guest fails if it hangs, panics, or its kernel complains. Its log is kept.
 
 mod guest;
 mod image;
@@ -41,7 +41,7 @@ struct Arguments {
     tests: Vec<String>,
 }
 
-/// A guest's machine.
+/// The machine of a guest.
 #[derive(Debug, Clone, Args)]
 pub struct Machine {
     /// Its kernel: 5.10, 6.1, 6.12 or newest, as Debian has them; or 6.12-arm64.
@@ -88,18 +88,18 @@ impl Machine {
         Duration::from_secs(self.timeout)
     }
 
-    /// Its processor.
+    /// The processor of its kernel.
     fn processor(&self) -> Result<Processor> {
         Ok(kernel::known(&self.kernel)?.processor)
     }
 
-    /// A short description.
+    /// A short description of the machine.
     fn describe(&self) -> String {
         format!("kernel {}, cgroup {}, {}", self.kernel, self.cgroup, self.image)
     }
 }
 
-/// As on the command line.
+/// The name of a value on the command line.
 fn show(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(value.to_possible_value().ok_or(fmt::Error)?.get_name())
 }
@@ -137,7 +137,7 @@ pub enum Image {
 }
 
 impl Image {
-    /// Debian's suite, if it is one of its own.
+    /// The Debian suite, if the image is a Debian.
     fn suite(self) -> Option<&'static str> {
         match self {
             Self::Busybox => None,
@@ -147,16 +147,16 @@ impl Image {
     }
 }
 
-/// Folders of the lab.
+/// The folders of the lab.
 #[derive(Debug, Clone)]
 pub struct Lab {
-    /// Of the repository.
+    /// The repository.
     pub root: PathBuf,
-    /// Of the lab.
+    /// The lab's files.
     pub folder: PathBuf,
 }
 
-/// Runs the requested tests.
+/// Runs the tests that the arguments name.
 pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     let arguments = Arguments::parse_from(std::iter::once("xtask vm".to_owned()).chain(arguments));
     let lab = Lab { root: root.to_owned(), folder: crate::target(root).join("lab") };
@@ -174,7 +174,7 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
-/// Runs tests in one guest; true if all passed.
+/// Runs tests in one guest. True if all passed.
 fn one(lab: &Lab, machine: &Machine, tests: &[String]) -> Result<bool> {
     let programs = job::build(lab, machine.processor()?)?;
     let job = job::Job::new(&programs, tests)?;

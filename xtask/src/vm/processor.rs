@@ -1,18 +1,18 @@
-//! The processors of guests, and all that differs by them.
+//! The processors of guests, and everything that depends on them.
 
 use std::fs;
 
 /// The processor of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Processor {
-    /// x86-64, as this machine's.
+    /// x86-64, like this machine.
     X86,
     /// aarch64, always emulated.
     Arm,
 }
 
 impl Processor {
-    /// Debian's name.
+    /// Debian's name of it.
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86 => "amd64",
@@ -20,7 +20,7 @@ impl Processor {
         }
     }
 
-    /// The emulator, and Debian's package of it.
+    /// The emulator, and its Debian package.
     pub fn emulator(self) -> (&'static str, &'static str) {
         match self {
             Self::X86 => ("qemu-system-x86_64", "qemu-system-x86"),
@@ -30,15 +30,15 @@ impl Processor {
 
     /// True if KVM works for it.
     pub fn has_kvm(self) -> bool {
-        // Some virtual machines have the device, but no processor for it.
+        // Some virtual machines have /dev/kvm, but no processor that supports it.
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let has_extension = flags.contains(" vmx") || flags.contains(" svm");
         let device = || fs::File::options().read(true).write(true).open("/dev/kvm");
         self == Self::X86 && has_extension && device().is_ok()
     }
 
-    /// Options of the emulator for the board and the processor. The architected algorithm of
-    /// pointer authentication takes half of all time in emulation.
+    /// The emulator's options for the board and the processor. The architected algorithm of pointer
+    /// authentication would take half of all time in emulation.
     pub fn board(self) -> &'static [&'static str] {
         match self {
             Self::X86 => &["-cpu", "max"],
@@ -46,7 +46,7 @@ impl Processor {
         }
     }
 
-    /// The line of the kernel's log.
+    /// The device of the kernel's log.
     pub fn console(self) -> &'static str {
         match self {
             Self::X86 => "ttyS0",
@@ -54,7 +54,7 @@ impl Processor {
         }
     }
 
-    /// The line of the job's output.
+    /// The device of the job's output.
     pub fn job_line(self) -> &'static str {
         match self {
             Self::X86 => "ttyS1",
@@ -62,8 +62,8 @@ impl Processor {
         }
     }
 
-    /// Options of the emulator for the job's line, whose other end is named `job`. The board has a
-    /// single serial line.
+    /// The emulator's options for the job's line, whose other end is named `job`. The board has
+    /// only one serial line.
     pub fn job_device(self) -> &'static [&'static str] {
         match self {
             Self::X86 => &["-serial", "chardev:job"],
@@ -71,7 +71,7 @@ impl Processor {
         }
     }
 
-    /// Modules that its guests load besides.
+    /// Further modules that its guests load.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Self::X86 => &[],
@@ -79,7 +79,7 @@ impl Processor {
         }
     }
 
-    /// Calls of cargo that build the programs of guests.
+    /// The cargo commands that build the programs of its guests.
     pub fn builds(self) -> &'static [&'static [&'static str]] {
         match self {
             Self::X86 => &[&["build", "--workspace", "--lib", "--bins", "--examples", "--tests"]],
@@ -88,7 +88,7 @@ impl Processor {
     }
 }
 
-/// The tests that the matrix has for it, and no others.
+/// Builds only the tests that the matrix runs on it.
 const ARM_BUILDS: [&[&str]; 2] = [
     &[
         "build",
