@@ -65,7 +65,7 @@ impl Inner {
         Event {
             what,
             page: (space.address(page) / PAGE_BYTES) as u64,
-            // The log knows both.
+            // The log fills in the process and the time.
             process: 0,
             micros: 0,
             site: 0,

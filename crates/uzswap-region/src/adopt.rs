@@ -100,12 +100,10 @@ impl Emptied {
         }
     }
 
-    /// Ends `Busy`.
     pub(crate) fn end_busy(&self, by: &Transition, word: Word) {
         self.0.iter().for_each(|(space, pages)| space.end_all_busy(pages.clone(), by, word));
     }
 
-    /// Their addresses.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.0.iter().map(|(space, pages)| space.address(pages.start)..space.address(pages.end))
     }

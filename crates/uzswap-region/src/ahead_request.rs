@@ -3,7 +3,6 @@
 use crate::budget::Bell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct AheadRequest {
     /// A region in the upper half, a page in the lower; no region has the number 0.

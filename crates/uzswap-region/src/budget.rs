@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*, fence};
 use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
 
-/// How often a thread without room looks if the budget has grown.
+/// How often a thread without room looks whether the budget has grown.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// See the module.
 pub(crate) struct Budget {
     /// Bytes that everything together may take.
     bytes: AtomicI64,
@@ -151,7 +150,6 @@ impl Budget {
         self.charged.fetch_add(pages, Relaxed);
     }
 
-    /// Gives charged pages back.
     pub(crate) fn give_back(&self, pages: i64) {
         self.charged.fetch_sub(pages, Relaxed);
         self.changed();
@@ -178,7 +176,6 @@ impl Budget {
         self.stuck.store(self.charged().max(0), Relaxed);
     }
 
-    /// Notes that pages have left.
     pub(crate) fn set_moving(&self) {
         self.stuck.store(0, Relaxed);
     }
@@ -197,7 +194,8 @@ impl Budget {
                 return true;
             }
             if self.exhausted.load(Relaxed) && !self.is_suspended() {
-                // Reclaim found nothing. Once more, in case it said so before this wait began.
+                // Reclaim found nothing. Try once more, in case reclaim said so before this wait
+                // began.
                 refused += 1;
                 if refused > 3 {
                     return false;
@@ -233,7 +231,6 @@ impl Budget {
         self.patient.store(patient, Relaxed);
     }
 
-    /// True if a thread waits for the budget to grow.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved.load(Relaxed) > 0
     }
@@ -250,7 +247,6 @@ impl Budget {
         }
     }
 
-    /// The state that reclaim waits for.
     pub(crate) fn bell(&self) -> &Bell {
         &self.bell
     }
@@ -272,7 +268,6 @@ impl Bell {
         }
     }
 
-    /// Waits for [`Self::ring`].
     pub(crate) fn wait(&self) {
         while self.0.swap(0, AcqRel) == 0 {
             wait(&self.0, 0);
@@ -288,7 +283,6 @@ pub(crate) fn wait(word: &AtomicU32, value: u32) {
     let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
 }
 
-/// Wakes all threads that wait on a word.
 pub(crate) fn wake_all(word: &AtomicU32) {
     // There is no error that a valid address could meet.
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);

@@ -215,7 +215,6 @@ impl Inner {
         self.next_region.fetch_add(1, Relaxed)
     }
 
-    /// Counts bytes of a table that was made or freed.
     pub(crate) fn count_table(&self, bytes: i64) {
         self.table_bytes.fetch_add(bytes, Relaxed);
     }

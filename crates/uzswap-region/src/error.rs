@@ -136,7 +136,7 @@ pub enum Error {
         /// The reason.
         reason: &'static str,
     },
-    /// A thread could not be started, a signal handler not be set.
+    /// A thread could not be started, or a signal handler could not be set.
     #[error("cannot {what}: {source}; check the limits of the process (ulimit -a)")]
     System {
         /// The failed act.

@@ -399,9 +399,9 @@ impl Inner {
     }
 }
 
-/// Makes neighbours of a page `Busy` that we have made `Busy`: up to `most` in all, in one
-/// direction, as long as `may` allows their words. `seen` gets each word with the distance. Returns
-/// all pages that are ours now.
+/// Of a page that we have made `Busy`, makes neighbours `Busy`, too: up to `most` pages in all, in
+/// one direction, as long as `may` allows their words. `seen` gets each word with the distance.
+/// Returns all pages that are ours now.
 fn take_neighbours(
     space: &Space,
     page: u32,

@@ -89,7 +89,6 @@ extern "C" fn in_parent() {
 }
 
 impl ForkLocks {
-    /// All goes on.
     fn end(self) {
         if let Ok(Some(copy)) = &self.copy {
             copy.keep_apart();

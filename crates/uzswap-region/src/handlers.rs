@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*, fence};
 /// The most threads that serve messages: they share one queue in the kernel.
 pub(crate) const HANDLERS_MAX: usize = 8;
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Handlers {
     turns: [CachePadded<Turns>; HANDLERS_MAX],
@@ -38,7 +37,6 @@ impl Handlers {
 }
 
 impl Turns {
-    /// Serves a fault.
     pub(crate) fn serve<R>(&self, serve: impl FnOnce() -> R) -> R {
         // Ordered before the search for the region: see [`Handlers::wait`].
         self.0.fetch_add(1, Relaxed);

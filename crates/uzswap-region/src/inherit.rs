@@ -107,7 +107,7 @@ impl BeforeFork {
         Ok(())
     }
 
-    /// In the parent: all goes on.
+    /// In the parent: everything continues.
     pub fn in_parent(self) {
         let pager = self.pager.clone();
         self.end();

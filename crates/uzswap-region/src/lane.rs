@@ -38,7 +38,6 @@ counts! {
 /// Loaded pages that a lane notes: those of two batches.
 const LOADED_MAX: usize = 2 * BATCH;
 
-/// See the module.
 pub(crate) struct Lane {
     /// A single page is decoded into it.
     pub(crate) page: Box<Page>,
@@ -128,7 +127,6 @@ impl Lane {
 /// The lanes of all CPUs.
 pub(crate) struct Lanes {
     lanes: Box<[CachePadded<Mutex<Lane>>]>,
-    /// The lane of the read-ahead thread.
     ahead: CachePadded<Mutex<Lane>>,
 }
 
@@ -183,7 +181,6 @@ impl Lanes {
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_unused()).sum()
     }
 
-    /// Locks all lanes.
     pub(crate) fn all(&self) -> Vec<MutexGuard<'_, Lane>> {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.map(|lane| lane.lock().unwrap_or_else(PoisonError::into_inner)).collect()

@@ -47,7 +47,7 @@ const COPIED: u64 = 256;
 /// is not read before it is written.
 const GRANULE: u64 = PAGE_BYTES as u64;
 
-/// See the module. Clones are the same backing.
+/// Clones are the same backing.
 #[derive(Clone)]
 pub(crate) struct Layers(Arc<Inner>);
 
@@ -229,7 +229,6 @@ impl Inner {
         }
     }
 
-    /// The file that has a granule.
     fn of(&self, granule: u64) -> &FileBacking {
         &self.files[self.granules.get(granule).unwrap_or(self.top.load(Relaxed))]
     }
@@ -299,7 +298,6 @@ fn open_in_memory(bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Another descriptor of a file.
 fn again(file: &File) -> io::Result<File> {
     Ok(process::out_of_the_way(OwnedFd::from(file.try_clone()?))?.into())
 }
@@ -460,7 +458,7 @@ mod tests {
             }
         }
 
-        /// Parent and child go on at the same time.
+        /// Parent and child both continue.
         fn fork(&mut self) {
             let own = self.layers.before_fork().unwrap();
             // SAFETY: the child reads and writes files, and exits.
@@ -520,7 +518,7 @@ mod tests {
         let mut process = Process::new(folder.path(), 1);
         process.depth = 3;
         for _ in 0..40 {
-            // Too much to be copied.
+            // Too much for a copy.
             (0..6).for_each(|_| process.write());
             process.fork();
         }

@@ -516,7 +516,6 @@ impl Inner {
         }
     }
 
-    /// Ends the reclaim threads.
     pub(crate) fn stop_reclaim(&self) {
         self.set_stopping(true);
         self.budget.bell().ring();

@@ -252,7 +252,6 @@ fn new_space(id: u32, inner: &Arc<Inner>, bytes: usize, area: Area) -> Result<Sp
 }
 
 impl Inner {
-    /// Unmaps a region.
     fn unmap(&self, space: &Space) {
         let _blocked = Blocked::all();
         registry::remove(space);

@@ -13,7 +13,6 @@ use uzswap_sys::cpu;
 /// Departures that share a moment: 2^26 pages pass before a moment comes again.
 const MOMENT: u64 = 16;
 
-/// See the module.
 pub(crate) struct Returns {
     departed: CachePadded<AtomicU64>,
     /// Pages that left with a copy that was not known to be out of date.

@@ -38,7 +38,6 @@ fn owner_of((region, page): (u32, u32)) -> u64 {
     u64::from(region) << 32 | u64::from(page)
 }
 
-/// See the module.
 pub(crate) struct Staging {
     /// Moves pages to the area; `None` where they are copied.
     uffd: Option<Uffd>,
@@ -60,7 +59,6 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Frames that have memory.
     pub(crate) fn present(&self) -> u64 {
         self.present.load(Acquire)
     }
@@ -124,7 +122,6 @@ impl Staging {
         frames.into_iter().find(|frame| self.batches[frame / BATCH].owner(frame % BATCH) == owner)
     }
 
-    /// Bytes of the tables.
     pub(crate) fn table_bytes(&self) -> usize {
         self.batches.len() * size_of::<Batch>()
     }
@@ -137,7 +134,6 @@ impl Staging {
         &self.batches[number as usize]
     }
 
-    /// Address of a frame.
     pub(crate) fn address(&self, frame: usize) -> usize {
         self.memory.as_ptr() as usize + frame * PAGE_BYTES
     }
@@ -152,7 +148,6 @@ impl Staging {
         self.lists().queued.pop_front()
     }
 
-    /// Batches queued.
     pub(crate) fn queued(&self) -> usize {
         self.lists().queued.len()
     }

@@ -27,14 +27,12 @@ pub fn is_pager_thread() -> bool {
     IS_PAGERS.get()
 }
 
-/// Owns the threads.
 pub(crate) struct Handle {
     pub(crate) inner: Arc<Inner>,
     threads: Mutex<Vec<own_threads::Started>>,
 }
 
 impl Handle {
-    /// Has no threads yet.
     pub(crate) fn new(inner: Arc<Inner>) -> Self {
         Self { inner, threads: Mutex::default() }
     }
@@ -43,7 +41,6 @@ impl Handle {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the threads.
     pub(crate) fn start(&self, reclaim_threads: usize) -> io::Result<()> {
         // Threads inherit the mask: ours handle no signal of the program's.
         let _blocked = Blocked::all();
@@ -75,7 +72,6 @@ impl Handle {
         Ok(())
     }
 
-    /// Ends the threads.
     pub(crate) fn stop(&self) {
         self.inner.stop_reclaim();
         self.inner.ahead.bell().ring();
@@ -89,7 +85,6 @@ impl Handle {
         self.inner.set_stopping(false);
     }
 
-    /// In a fork, which has none of its parent's threads.
     pub(crate) fn restart(&self) -> io::Result<()> {
         // The parent's threads are not waited for.
         self.threads().clear();

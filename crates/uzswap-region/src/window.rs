@@ -287,7 +287,7 @@ impl Pager {
         let _blocked = Blocked::all();
         let _steady = inner.steady();
         let AllTaken { pages, emptied } = inner.take_all(&whole);
-        // Frames know their pages by the old addresses.
+        // The staging area knows the pages in its frames by their old addresses.
         let pages: Vec<Taken> = pages.into_iter().map(|taken| inner.unstage(taken)).collect();
         // The kernel ends the registration of the mapping at the new place. If the kernel had
         // joined the mapping with a neighbour, the neighbour's registration would end, too, and its

@@ -17,7 +17,6 @@ use uzswap_engine::Page;
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::uffd::Uffd;
 
-/// See the module.
 pub(crate) trait Door: Send + Sync {
     /// The userfaultfd, if this door has one.
     fn uffd(&self) -> Option<&Uffd> {

@@ -16,7 +16,6 @@ use uzswap_engine::{Area, Cache, SwapEntry};
 /// A block with so many pages in use gets all of its keys.
 const MANY: usize = UNIT as usize;
 
-/// See the module.
 pub(crate) struct Keys {
     /// All keys; `None` if there are no windows.
     area: Option<Area>,

@@ -72,7 +72,6 @@ pub(crate) fn add(space: &Space) {
     set(space, std::ptr::from_ref(space).cast_mut());
 }
 
-/// Takes a region out of the tables.
 pub(crate) fn remove(space: &Space) {
     set(space, std::ptr::null_mut());
 }

@@ -1,8 +1,8 @@
 //! One region's memory and the state of its pages.
 //!
 //! A page is changed only by the thread that made its word `Busy` ([`Space::take`],
-//! [`Space::acquire`]); all others wait on the word. Memory of words is taken when it is first
-//! touched, like the region's own, so that a region costs only its touched part
+//! [`Space::acquire`]); all others wait on the word. The memory of the words is taken when it is
+//! first touched, like the region's own, so that a region costs only its touched part
 //! ([`crate::page::words`]).
 
 #![expect(
@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uzswap_engine::{Area, PAGE_BYTES, SwapEntry};
 use uzswap_sys::map::{self, Mapping};
 
-/// See the module.
 pub(crate) struct Space {
     pub(crate) id: u32,
     pub(crate) pager: Arc<Inner>,
@@ -81,7 +80,7 @@ pub(crate) fn range_of(run: &[Taken]) -> Range<usize> {
 }
 
 impl Space {
-    /// Over memory of which the program has `bytes`; `area` has a key for each page.
+    /// A space over memory of which the program has `bytes`; `area` has a key for each page.
     pub(crate) fn new(
         id: u32,
         pager: Arc<Inner>,
@@ -95,7 +94,7 @@ impl Space {
         Self::over(id, pager, (base, bytes), area, Some(memory))
     }
 
-    /// Over addresses that are the program's; their pages are given keys of `area` as they are
+    /// A space over the program's own addresses, whose pages are given keys of `area` as they are
     /// adopted.
     pub(crate) fn window(
         id: u32,
@@ -133,7 +132,6 @@ impl Space {
         })
     }
 
-    /// True if its addresses are the program's own.
     pub(crate) fn is_window(&self) -> bool {
         self.is_window
     }
@@ -441,12 +439,10 @@ impl Space {
         resident + self.words.group_pages(self.words.groups())
     }
 
-    /// All of its addresses.
     pub(crate) fn range(&self) -> Range<usize> {
         self.base..self.end()
     }
 
-    /// Where they end.
     pub(crate) fn end(&self) -> usize {
         self.address(self.pages)
     }

@@ -36,7 +36,6 @@ use uzswap_sys::proc_mem::{self, Access};
 /// How often closing a page is tried if no mapping is left for that, a millisecond apart.
 const TRIES: usize = 2000;
 
-/// See the module.
 pub(crate) struct Guards {
     own: ProcessMemory,
     /// The program's only thread, or 0.

@@ -16,7 +16,6 @@ use uzswap_engine::Page;
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::proc_mem::{Access, OwnMemory, set_access};
 
-/// See the module.
 pub(crate) struct ProcessMemory {
     memory: OwnMemory,
     pub(crate) pagemap: Pagemap,

@@ -39,7 +39,6 @@ const CHANGES: i64 = 2048;
 /// How often opening pages is tried if no mapping is left for that, a millisecond apart.
 const TRIES: usize = 5000;
 
-/// See the module.
 pub(crate) struct Protection {
     own: ProcessMemory,
     mappings: Mappings,
@@ -79,7 +78,6 @@ impl Mappings {
     }
 }
 
-/// Counts the mappings of this process.
 fn count() -> io::Result<i64> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(c"/proc/thread-self/maps", flags, Mode::empty())?;
@@ -194,7 +192,7 @@ impl Door for Protection {
         };
         match self.mappings.filled() {
             ..12 => true,
-            // Here others begin to gather.
+            // From now on pages that are out gather at multiples of a batch.
             12..15 if page.is_multiple_of(BATCH as u32) => true,
             _ => is_out(page.wrapping_sub(1)) || is_out(page + 1),
         }

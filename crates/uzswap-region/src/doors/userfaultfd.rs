@@ -24,7 +24,6 @@ use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::{self, LOCKS_MAX, Pagemap};
 use uzswap_sys::uffd::Uffd;
 
-/// See the module.
 pub(crate) struct Userfaultfd(pub(crate) Uffd);
 
 impl Door for Userfaultfd {
@@ -195,8 +194,8 @@ fn is_invalid(error: &io::Error) -> bool {
 }
 
 /// [`Uffd::move_pages`] between a region and the staging area. If the program locked all of its
-/// memory between the making of the two, one is locked and the other is not. The kernel refuses
-/// that, so both are unlocked.
+/// memory after one of them was made and before the other, one is locked and the other is not. The
+/// kernel refuses that, so both are unlocked.
 ///
 /// # Safety
 /// As there.

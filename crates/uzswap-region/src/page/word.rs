@@ -41,7 +41,6 @@ pub(crate) enum Kind {
     Empty = 5,
 }
 
-/// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Word(pub(crate) u32);
 
@@ -151,30 +150,26 @@ impl Word {
         Self(self.0 & !PASSES_MASK | u32::from(passes) << PAYLOAD_SHIFT)
     }
 
-    /// When a stored page left.
     pub(crate) fn moment(self) -> u32 {
         debug_assert!(self.kind() == Kind::Stored);
         self.0 >> PAYLOAD_SHIFT
     }
 
-    /// The frame of a staged page.
     pub(crate) fn frame(self) -> usize {
         debug_assert!(self.kind() == Kind::Staged);
         (self.0 >> PAYLOAD_SHIFT) as usize
     }
 
-    /// How often a resident page is pinned.
     pub(crate) fn pins(self) -> u32 {
         debug_assert!(self.kind() == Kind::Resident);
         self.0 >> PINS_SHIFT
     }
 
-    /// Pinned once more; `None` after 2^18 − 1 times.
+    /// The word with one more pin; `None` after 2^18 − 1 times.
     pub(crate) fn pinned(self) -> Option<Self> {
         self.0.checked_add(1 << PINS_SHIFT).map(Self)
     }
 
-    /// Pinned once less.
     pub(crate) fn unpinned(self) -> Self {
         assert!(self.pins() > 0, "unpinned more often than pinned");
         Self(self.0 - (1 << PINS_SHIFT))

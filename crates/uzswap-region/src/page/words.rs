@@ -49,7 +49,6 @@ const MARKS: u32 = u32::BITS;
 const _: () =
     assert!(FAN / MARKS <= UNITS as u32, "the marks of a group are where others have keys");
 
-/// See the module.
 pub(crate) struct Words {
     memory: Mapping,
     pages: u32,
@@ -67,7 +66,6 @@ pub(crate) struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// True if other pages have the same word.
     pub(crate) fn is_shared(&self) -> bool {
         self.bits > 0
     }
@@ -77,7 +75,6 @@ impl Found<'_> {
         self.bits == FAN_BITS
     }
 
-    /// The first of its pages.
     pub(crate) fn first(&self) -> u32 {
         self.page >> self.bits << self.bits
     }
@@ -224,7 +221,6 @@ impl Words {
         }
     }
 
-    /// The word of a new group's page.
     pub(crate) fn of_group(&self, group: u32, at: usize) -> &AtomicU32 {
         assert!(at < FAN as usize);
         self.slot(self.group(group) + at)
@@ -253,7 +249,6 @@ impl Words {
         pages(self.group(groups)) - pages(self.group(0))
     }
 
-    /// Groups in use.
     pub(crate) fn groups(&self) -> u32 {
         self.groups.load(Relaxed)
     }
@@ -355,7 +350,8 @@ mod tests {
             next = words.next(page + 1, is_resident);
         }
         assert!(found.into_iter().eq(used));
-        // All marks of the top, and of each page the words of its block, with the way there.
+        // The search looks at all marks of the top, and for each page at the words of its block and
+        // the words on the way there.
         let steps = STEPS.get() - before;
         assert!(steps <= u64::from(PAGES >> TOP_BITS) / 32 + 1000 * (64 + 20), "{steps} steps");
     }
