@@ -84,8 +84,8 @@ impl Bits {
         })
     }
 
-    /// The first or the last number that the word or count `at` of a level covers, not below
-    /// `from`. `from` is in it or below it.
+    /// The first or the last number, not below `from`, in the word or count `at` of a level. `from`
+    /// is also in this word or count, or below it.
     fn find(&self, level: usize, at: usize, from: usize, is_last: bool) -> Option<usize> {
         let Some(below) = level.checked_sub(1) else {
             let word = self.words[at].load(Acquire) & u64::MAX << from.saturating_sub(at * FAN);

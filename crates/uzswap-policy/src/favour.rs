@@ -16,8 +16,8 @@ pub const EVERY: Duration = Duration::from_millis(200);
 /// Parts of the whole favour.
 pub const WHOLE: u64 = 64;
 
-/// Faults a second for each CPU from which the favour grows, and below which it falls. The first
-/// rate takes a fifth of a CPU's time, and more of the processes' time.
+/// The favour grows at this many faults a second for each CPU, and falls below the second number.
+/// `MANY` faults take a fifth of a CPU's time, and more of the processes' time.
 const MANY: u64 = 10_000;
 const FEW: u64 = 2500;
 

@@ -6,7 +6,7 @@
 //! faults again, it gets several steps back at a time.
 //!
 //! A process that uses all its memory, and fits into it, has no faults either. Its first step
-//! causes faults, which show the mistake. It then waits before it tries again, each time longer.
+//! causes faults, which show the mistake. It then waits, each time twice as long.
 
 use std::time::Duration;
 

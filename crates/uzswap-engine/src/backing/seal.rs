@@ -93,7 +93,7 @@ impl Seal {
         self.key.let_forks_inherit()
     }
 
-    /// Called in such a process, which has the same key as its parent. Its generations therefore
+    /// Called in a forked process, which has the same key as its parent. Its generations therefore
     /// continue from a random one, far from those of its parent and of other children. Of 2^62
     /// starts, two processes of 2^32 writes each share a generation with a chance of one in 2^29.
     pub(crate) fn go_on_in_fork(&self) -> io::Result<()> {

@@ -17,8 +17,8 @@ pub(super) struct ClusterTable {
     /// The owner of the page that was last written to each slot. A hint: that page may have gone or
     /// moved since.
     owners: Box<[SwapEntry; CLUSTER_SLOTS]>,
-    /// Where pages are sealed, two words for each slot, in memory that outlives the process if
-    /// there is any.
+    /// The tags of sealed pages, two words for each slot, in memory that outlives the process if
+    /// any.
     tags: Values<TagWord>,
     /// The number of these tags in that memory.
     pub(super) number: u32,

@@ -58,9 +58,9 @@ impl Cache {
         self.pool.node_of_section(section)
     }
 
-    /// Brings a node to a state: `offline` empties the node's sections and lets the pool add no
-    /// others there; `online` lets it. After an error the sections that were not emptied yet stay,
-    /// and the node stays online.
+    /// Brings a node to a state: `offline` empties the node's sections, and the pool adds no others
+    /// there until `online`. After an error the sections that were not emptied yet stay, and the
+    /// node stays online.
     pub fn set_node(&self, node: usize, state: &str) -> Result<(), SectionError> {
         let last = self.pool.nodes_count() - 1;
         if node > last {

@@ -351,7 +351,7 @@ impl Pool {
     }
 
     /// Unmaps wholly free sections, the highest first, while `reserve` bytes stay free on each node
-    /// that `is_meant`; the bytes given back.
+    /// that `is_meant`. Returns the bytes given back.
     pub(crate) fn give_back(&self, reserve: usize, is_meant: impl Fn(usize) -> bool) -> usize {
         let mut given = 0;
         for node in (0..self.nodes.count()).filter(|node| is_meant(*node)) {
