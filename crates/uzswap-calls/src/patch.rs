@@ -351,7 +351,6 @@ impl Drop for PreparedPatch {
     }
 }
 
-/// Writes code.
 fn put(at: usize, bytes: &[u8]) {
     for (at, value) in (at..).zip(bytes) {
         // SAFETY: by `PreparedPatch::apply`: writable code, which no other thread writes or runs.

@@ -160,7 +160,6 @@ fn staying() -> Vec<Staying> {
     nodes().map(|node| node.staying).collect()
 }
 
-/// A thread that was asked to stop.
 struct Asked {
     thread: i32,
     when: Instant,

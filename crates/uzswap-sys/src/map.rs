@@ -151,7 +151,7 @@ impl Mapping {
         calls::keep_apart(self.base, self.bytes)
     }
 
-    /// Sets if processes that are forked from now on have a part.
+    /// Decides if processes that are forked from now on have a part.
     pub fn set_inherited(&self, offset: usize, bytes: usize, is_inherited: bool) -> io::Result<()> {
         calls::set_inherited(self.part(offset, bytes)?, bytes, is_inherited)
     }
@@ -178,7 +178,6 @@ impl Mapping {
         unsafe { calls::discard(start, bytes) }
     }
 
-    /// Where a part starts.
     fn part(&self, offset: usize, bytes: usize) -> io::Result<NonNull<u8>> {
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         if !is_inside || !(offset | bytes).is_multiple_of(PAGE_BYTES) {

@@ -128,7 +128,7 @@ impl Nodes {
     }
 }
 
-/// `0-2,4`.
+/// A list such as `0-2,4`.
 fn parse_list(text: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

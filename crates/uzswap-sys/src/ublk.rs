@@ -188,8 +188,8 @@ pub fn path(id: u32) -> PathBuf {
 }
 
 /// Sets the time after which the kernel checks requests of a device without an answer. Up to Linux
-/// 6.14 it learns only by this check that a server was killed which had all requests (otherwise it
-/// notices by those that it has itself). By default it checks after 30 s. The call waits until
+/// 6.14 it learns only by this check that a server was killed which had all requests (if the kernel
+/// still has some, it notices by those). By default it checks after 30 s. The call waits until
 /// every request has its answer, also when this process is killed, so the server must not call it.
 /// Errors: sysfs is read-only, as in containers.
 pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
@@ -289,8 +289,6 @@ impl Control {
         outcome(answer)
     }
 
-    /// Puts a command into the ring.
-    ///
     /// # Safety
     ///
     /// `address` is the structure of the command until the command has completed; 0 if it has none.
@@ -318,7 +316,6 @@ impl Control {
         pushed.expect("there is never more than one command");
     }
 
-    /// Submits the queued command to the kernel.
     fn submit(&mut self) -> io::Result<()> {
         loop {
             match self.ring.submit() {
@@ -464,7 +461,6 @@ impl Handover {
     }
 }
 
-/// The result of a command's answer.
 fn outcome(answer: i32) -> io::Result<()> {
     match answer {
         0.. => Ok(()),

@@ -397,8 +397,9 @@ mod tests {
         assert_eq!((region.as_slice()[0], region.as_slice()[PAGE_BYTES]), (7, 0));
     }
 
-    /// Fails without [`Uffd::was_moved`] on Linux 6.18 and later with an Intel processor. With one
-    /// of AMD's it takes pages that are migrated, and a test of the regions has those.
+    /// Fails without [`Uffd::was_moved`] on Linux 6.18 and later with an Intel processor. With an
+    /// AMD processor only pages that are being migrated show the error, and a test of the regions
+    /// has those.
     #[test]
     fn pages_that_are_looked_at_while_they_move_are_counted() {
         const PAGES: usize = 64;

@@ -45,7 +45,6 @@ pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Makes the range accessible.
 pub fn open(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     let access = mm::MprotectFlags::READ | mm::MprotectFlags::WRITE;
     // SAFETY: the range is ours, and only its owner uses it.

@@ -61,7 +61,6 @@ pub struct Started {
     stack: Option<&'static PooledStack>,
 }
 
-/// The work of a thread.
 struct ThreadWork {
     name: &'static CStr,
     run: Box<dyn FnOnce() + Send>,
@@ -274,7 +273,7 @@ mod tests {
         assert!(!range(stack).contains(&other));
         second.join();
         first.leave();
-        // The first one has ended some time.
+        // Some time later the first thread has ended.
         let is_free = || {
             stack.free_if_ended();
             stack.user.load(SeqCst) == FREE
