@@ -1,4 +1,4 @@
-// Calls that have to be the calls that were made.
+// Calls that must have exactly the kernel's effects.
 #include "habit.h"
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -6,7 +6,7 @@
 #include <sys/un.h>
 #include <time.h>
 
-// What two processes append to a file stays together, however long it is.
+// Two processes append to a file. Each block stays in one piece, however long it is.
 enum { BLOCK = 18 * MIB, BLOCKS = 3 };
 static int appends(void) {
     char name[] = "appended.XXXXXX";
@@ -43,7 +43,7 @@ static void say(const char *name, long answer) {
     printf("%s %ld %d\n", name, answer, errno == EFAULT);
 }
 
-// Bad pointers are errors, and change nothing.
+// A call with a bad pointer fails, and changes nothing.
 static int bad_pointers(void) {
     grow();
     char *list[] = { "true", NULL };
@@ -65,7 +65,7 @@ static int bad_pointers(void) {
     return 0;
 }
 
-// Calls that have done their work when they find no room for an answer do it once.
+// A call that has done its work and then finds no room for the answer must not be done twice.
 static void on_alarm(int signal) { (void)signal; }
 static int done_once(void) {
     unsigned char *memory = map(MIB);
@@ -117,7 +117,7 @@ static int done_once(void) {
     return 0;
 }
 
-// A program of one thread takes a user namespace of its own, with memory to spare and short of it.
+// A process with one thread enters a user namespace, with memory to spare and when memory is short.
 static int namespaces(void) {
     unsigned char *memory = map(20 * MIB);
     memset(memory, 1, 20 * MIB);
@@ -141,8 +141,8 @@ static int namespaces(void) {
     return 0;
 }
 
-// All descriptors from 3 on are closed, and the next file is the program's: in a process that is
-// watched only, and in children of one that is kept small.
+// The program closes all descriptors from 3 on and opens a file, which must get the number 3: in a
+// process that is only watched, and in children of one that is kept small.
 static int reopen(int turns, int pause) {
     char expected[PAGE], found[PAGE];
     int wrong = 0, file = open("/etc/passwd", O_RDONLY);
@@ -173,7 +173,7 @@ static int closed_wholesale(void) {
     return 0;
 }
 
-// Lists of buffers of 24 MiB that are out, from a file.
+// Reads a file into lists of buffers, 24 MiB in all, that are out.
 static int long_vectors(void) {
     grow();
     unsigned char *memory = map(24 * MIB);
@@ -183,7 +183,7 @@ static int long_vectors(void) {
     for (int turn = 0; turn < 4; turn++) {
         memset(memory, 255, 24 * MIB);
         send_out(memory, 24 * MIB);
-        // The last one begins where the file's own position is, at 0 again.
+        // The last call begins at the file's own position, which is 0 again.
         struct iovec parts[] = { { memory, 11 * MIB + 5 }, { memory, 0 },
                                  { memory + 11 * MIB + 5, 13 * MIB - 5 } };
         lseek(fileno(file), turn == 1 ? MIB : 0, SEEK_SET);
@@ -198,11 +198,11 @@ static int long_vectors(void) {
     return 0;
 }
 
-// Files that are read and written past the page cache, in blocks, to and from memory that is out.
+// Reads and writes files past the page cache, in blocks, from and to memory that is out.
 static int direct(void) {
     char name[] = "direct.XXXXXX";
     if (close(mkstemp(name))) return 2;
-    // Not every file system has that.
+    // Some file systems have no O_DIRECT.
     int file = open(name, O_RDWR | O_DIRECT);
     if (file < 0) file = open(name, O_RDWR);
     unlink(name);
@@ -222,11 +222,11 @@ static int direct(void) {
     return 0;
 }
 
-// A program's own memory that is out, by the kernel's file of it.
+// Reads and writes the program's own memory that is out, by /proc/self/mem.
 static int own_memory(void) {
     unsigned char *memory = map(8 * MIB), *other = map(8 * MIB);
     for (long at = 0; at < 8 * MIB; at++) memory[at] = at % 251;
-    // The first is open before it is kept small.
+    // This file is opened before the program is kept small.
     int early = open("/proc/self/mem", O_RDWR), wrong = 0, file;
     grow();
     for (int turn = 0; turn < 4; turn++) {
@@ -251,7 +251,7 @@ static int own_memory(void) {
     return 0;
 }
 
-// Threads end with robust locks whose memory is out: the next owner is told.
+// Threads end with robust locks in memory that is out. The next owner must be told.
 static unsigned char *locks;
 static pthread_mutex_t *lock_at(int number) { return (void *)(locks + number * 2 * PAGE); }
 static void *end_with_locks(void *count) {
@@ -273,7 +273,7 @@ static int robust(void) {
     end_after(30);
     for (int turn = 0; turn < 3; turn++) {
         pthread_t thread;
-        // The first one has its locks from before.
+        // The first thread takes its locks before the program is kept small.
         pthread_create(&thread, NULL, end_with_locks, (void *)LOCKS);
         if (turn == 0) grow();
         pthread_join(thread, NULL);
@@ -288,8 +288,8 @@ static int robust(void) {
     return 0;
 }
 
-// Calls of many threads wait, each with a long buffer: all of them together are most of the memory
-// that the program is given. And one call is given more than all of that.
+// Many threads wait in calls with long buffers, which together are most of the program's memory.
+// Another call gets a buffer larger than that memory.
 enum { WAITING = 40 };
 static struct waiting { int ends[2]; unsigned char *buffer; pthread_t thread; long bytes; } waiting[WAITING];
 static void *wait_in_read(void *at) {
@@ -332,7 +332,7 @@ static int long_buffers(void) {
     return 0;
 }
 
-// A library takes a ring of the kernel's as the program starts, where it gets one: libuv does.
+// A library sets up an io_uring at the program's start, if the kernel permits that: libuv does.
 static int ring(void) {
     unsigned parameters[30] = { 0 };
     int file = syscall(SYS_io_uring_setup, 8L, parameters), error = errno, wrong = 0;

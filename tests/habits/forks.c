@@ -1,4 +1,4 @@
-// Forks, in all the ways in which programs make them, and what they rely on meanwhile.
+// Forks in all the ways in which programs make them, and the state that programs rely on meanwhile.
 #include "habit.h"
 #include <dirent.h>
 #include <semaphore.h>
@@ -11,7 +11,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void take(void) { pthread_mutex_lock(&lock); }
 static void give(void) { pthread_mutex_unlock(&lock); }
 
-// Waits for a child that says by its status that all is right.
+// Waits for a child, and returns true if its status says that all is right.
 static int is_well(pid_t child) {
     int status = -1;
     return child > 0 && waitpid(child, &status, 0) == child && status == 0;
@@ -49,13 +49,13 @@ static int fork_on(void *(*meanwhile)(void *), int forks) {
     fflush(stdout);
     _exit(0);
 }
-// The lock is one that handlers of `fork` take, with memory to spare.
+// Forks while another thread holds the lock that handlers of `fork` take, with memory to spare.
 static int locked(void) {
     memset(malloc(20 * MIB), 1, 20 * MIB);
     usleep(200000);
     return fork_on(map_under_lock, 300);
 }
-// The same, short of memory.
+// The same when memory is short.
 static int locked_and_short(void) {
     memory = map(40 * MIB);
     for (long i = 0; i < 40 * MIB; i++) memory[i] = i * 31 >> 5;
@@ -63,7 +63,7 @@ static int locked_and_short(void) {
     return fork_on(touch_under_lock, 40);
 }
 
-// A thread stops another one by a signal under that lock, and waits until it stands.
+// A thread that holds this lock interrupts another thread by a signal, and waits until it has.
 static sem_t stands;
 static pthread_t first;
 static void stand(int signal) { (void)signal, sem_post(&stands); }
@@ -86,7 +86,7 @@ static int stopped(void) {
     return fork_on(stop_first, 200);
 }
 
-// Children that are made past `fork` read what is out, grow, and fork themselves.
+// A child that was made without `fork` reads memory that is out, grows, and forks itself.
 static int child_work(void) {
     for (long i = 0; i < 20 * MIB; i += PAGE)
         if (memory[i] != (unsigned char)(i >> 12)) return 2;
@@ -99,7 +99,7 @@ static int child_work(void) {
 }
 static int run_child(void *at) { return *(unsigned char *)at == 5 ? child_work() : 5; }
 pid_t _Fork(void) __attribute__((weak));
-// The parent traces its child and keeps the signals of faults. Alone there are none.
+// The parent traces its child and suppresses the signals of faults. Without uzswap there are none.
 static int traces(void) {
     memory = map(20 * MIB);
     for (long i = 0; i < 20 * MIB; i++) memory[i] = i >> 12;
@@ -157,7 +157,7 @@ static int ways(void) {
     return 0;
 }
 
-// Forks again and again while it has more than half of its memory, and is not short of it.
+// Forks often while it has more than half of its memory, but is not short of it.
 static int ahead(void) {
     int well = 0;
     memset(malloc(19 * MIB), 1, 19 * MIB);
@@ -172,7 +172,7 @@ static int ahead(void) {
     return 0;
 }
 
-// It may open no file any more (Landlock), and goes on with forks that change their memory.
+// It may open no more files (Landlock), and forks children that change their memory.
 static int confined(void) {
     unsigned char *kept = map(16 * MIB);
     for (int i = 0; i < 16 * MIB; i++) kept[i] = i * 2654435761u >> 13;
@@ -204,7 +204,7 @@ static int confined(void) {
     return 0;
 }
 
-// A handler in the child, set before any of ours, starts a thread and uses memory.
+// A handler of `fork` in the child, set before ours, starts a thread and uses memory.
 static unsigned char *handed;
 static void *sum_handed(void *sum) {
     for (int i = 0; i < 16 * MIB; i += PAGE) *(long *)sum += handed[i];
@@ -240,7 +240,7 @@ static int handles_in_child(void) {
     return 0;
 }
 
-// Its threads as the kernel counts them: it would not fork if there were more.
+// Counts its threads by the kernel. Some programs refuse to fork with more than one.
 static int threads_of(void) {
     struct stat status;
     int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
@@ -268,7 +268,8 @@ static int counts_itself(void) {
     return 0;
 }
 
-// Threads past the C library, and processes in this memory: each has its parent's variables.
+// Threads made without the C library, and processes in the same memory. Each has its parent's
+// thread-local variables.
 enum { LENT = 8 * MIB };
 static unsigned char *lent;
 static volatile int sharing;
@@ -286,7 +287,7 @@ static int sum_and_end(void *is_thread) {
     while (!may_sum) sched_yield();
     lent_sum = sum_lent();
     sharing = 0;
-    // Nothing of the C library's, whose variables are another thread's.
+    // No function of the C library may be called, since its variables are another thread's.
     return is_thread ? (int)syscall(SYS_exit, 0) : 7;
 }
 static int share_with(int flags, int grows_before) {
@@ -320,7 +321,7 @@ static int shares_as_thread(void) { return share_with(ALL | CLONE_THREAD, 1); }
 static int shared_memory_before(void) { return share_with(CLONE_VM | SIGCHLD, 0); }
 static int shared_as_thread_before(void) { return share_with(ALL | CLONE_THREAD, 0); }
 
-// The register of a thread's variables has another value for a while.
+// The register that points to thread-local variables has another value for a while.
 static int other_block(void) {
     static unsigned long block[2 * PAGE];
     unsigned long own, sum = 0;
@@ -331,14 +332,14 @@ static int other_block(void) {
     syscall(SYS_arch_prctl, 0x1003, &own);
     syscall(SYS_arch_prctl, 0x1002, block + PAGE);
     for (long at = 0; at < LENT; at += PAGE) sum = sum * 31 + lent[at + 8];
-    // Without the C library, which has its error number there.
+    // Without the C library, whose errno is among these variables.
     long number = SYS_arch_prctl;
     __asm__ volatile("syscall" : "+a"(number) : "D"(0x1002L), "S"(own) : "rcx", "r11", "memory");
     printf("%lx, %ld\n", sum, number);
     return 0;
 }
 
-// Threads that are not this program's have no stack where it might map: also in a child.
+// Threads of ours must have no stack where the program might map memory, also in a child.
 static int stacks_between(void) {
     char name[300], line[300];
     int between = 0;
@@ -348,7 +349,8 @@ static int stacks_between(void) {
         snprintf(name, sizeof name, "/proc/self/task/%s/syscall", one->d_name);
         FILE *file = fopen(name, "r");
         unsigned long stack;
-        // The number of a call, its six arguments, and the stack; not of a thread that runs.
+        // The number of the call, its six arguments, and the stack pointer; a running thread has
+        // none.
         const char *form = "%*s %*s %*s %*s %*s %*s %*s %lx";
         if (file && fgets(line, sizeof line, file) && sscanf(line, form, &stack) == 1)
             between += stack < 1UL << 46 || stack >= 5UL << 44;

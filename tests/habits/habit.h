@@ -1,5 +1,5 @@
-// What the programs here share: they grow until their memory leaves, send pages out, and say one
-// line, which is the same with all of their memory.
+// Shared by the programs here. They grow until pages leave, send pages out, and print a line that
+// must be the same with all of their memory.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,14 +24,14 @@ static inline unsigned char *map(size_t bytes) {
     return at;
 }
 
-// Whether the first page is out afterwards.
+// Pages a range out. Returns true if its first page is out.
 static inline int send_out(void *at, size_t bytes) {
     unsigned char is_there = 1;
     madvise(at, bytes, MADV_PAGEOUT);
     return mincore(at, PAGE, &is_there) == 0 && !(is_there & 1);
 }
 
-// 60 MiB, a little at a time; afterwards pages leave, if this is run in 32 MiB.
+// Takes 60 MiB, a little at a time. In 32 MiB, pages leave from then on.
 static inline void grow(void) {
     static unsigned char *all[60];
     for (int i = 0; i < 60; i++) {
@@ -51,7 +51,7 @@ static inline void end_after(unsigned seconds) {
 typedef int Habit(void);
 struct named { const char *name; Habit *habit; };
 
-// Runs the one that the argument names.
+// Runs the habit with this name.
 static inline int choose(const struct named *all, int count, const char *name) {
     for (int i = 0; i < count; i++)
         if (!strcmp(all[i].name, name)) {

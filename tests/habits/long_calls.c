@@ -1,4 +1,4 @@
-// Calls that are given more memory than their arguments tell, or more than is pinned at once.
+// Calls that use more memory than their arguments show, or more than is pinned at a time.
 #include "habit.h"
 #include <arpa/inet.h>
 #include <linux/filter.h>
@@ -13,7 +13,7 @@ static void say(const char *name, long answer) {
     printf("%s %ld %s\n", name, answer, answer < 0 ? strerror(errno) : "");
 }
 
-// Structures whose fields refer to memory that is out, beyond the first few of them.
+// A list of structures. Beyond the first few, their fields point to memory that is out.
 struct waiter { unsigned long value, word; unsigned flags, reserved; };
 enum { WAITERS = 30, FUTEX_WAITV = 449, FUTEX_REQUEUE_LIST = 456, U32_PRIVATE = 0x82, U32 = 2 };
 static int waits_for_many(void) {
@@ -22,7 +22,7 @@ static int waits_for_many(void) {
     struct timespec soon;
     memset(memory, 0, 32 * MIB);
     grow();
-    // One differs: the call does not wait.
+    // One value differs, so the call does not wait.
     for (int i = 0; i < WAITERS; i++)
         all[i] = (struct waiter){ i == 28, (long)memory + (WAITERS - i) * MIB, U32_PRIVATE, 0 };
     send_out(memory, 32 * MIB);
@@ -37,7 +37,7 @@ static int waits_for_many(void) {
     return 0;
 }
 
-// A socket's filter is where the option's value says.
+// A socket option whose value points to a filter.
 static int filters(void) {
     struct sock_filter *code = (void *)map(MIB);
     struct sock_fprog *given = (void *)map(MIB), filter = { 4096, code };
@@ -53,7 +53,7 @@ static int filters(void) {
     return 0;
 }
 
-// The node of a page that is out.
+// Asks for the NUMA node of a page that is out.
 static int nodes(void) {
     unsigned char *memory = map(MIB);
     int node = -1;
@@ -65,7 +65,7 @@ static int nodes(void) {
     return 0;
 }
 
-// Many messages in one call, with room for 10 MiB: none is lost.
+// Receives many messages by one call, with room for 10 MiB. None may be lost.
 enum { MESSAGES = 160, ROOM = 64 << 10, TEXT = 1000 };
 static int many_messages(void) {
     static struct mmsghdr list[MESSAGES];
@@ -112,7 +112,7 @@ static int many_messages(void) {
     return 0;
 }
 
-// Calls on streams that wait until all is moved: 10 MiB, which are out.
+// Calls on streams that wait until all of 10 MiB, which are out, is moved.
 enum { LONG = 10 * MIB };
 static unsigned char *data;
 static void connect_by_network(int *ends) {
@@ -173,7 +173,7 @@ static int streams(void) {
     return 0;
 }
 
-// Long copies between memory that is out and memory that is out.
+// Long copies whose source and target are both out.
 static int copies(void) {
     unsigned char *from = map(LONG), *to = map(LONG);
     for (long i = 0; i < LONG; i++) from[i] = i % 251;
@@ -191,7 +191,7 @@ static int copies(void) {
     return 0;
 }
 
-// Devices that fill a long buffer, which is out.
+// Reads of devices into a long buffer that is out.
 static int devices(void) {
     unsigned char *to = map(LONG);
     int zero = open("/dev/zero", O_RDONLY), random = open("/dev/urandom", O_RDONLY);

@@ -1,4 +1,4 @@
-// Mappings that behave in ways of their own, and calls that change what is mapped.
+// Mappings with special behaviour, and calls that change mappings.
 #include "habit.h"
 #include <dlfcn.h>
 #include <linux/aio_abi.h>
@@ -12,7 +12,7 @@
 
 static const int ACCESS = PROT_READ | PROT_WRITE;
 
-// Where the kernel joins it to no other mapping.
+// Maps memory far from all others, so that the kernel joins it with no other mapping.
 static unsigned char *map_alone(long number, int flags) {
     void *at = mmap((void *)((3L << 40) + (number << 32)), 2 * MIB, ACCESS,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | flags, -1, 0);
@@ -27,7 +27,7 @@ static int status_of(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-// Advice on what a child gets, given while the program was small.
+// Advice about children, given while the program was small.
 static int children(void) {
     unsigned char *wiped = map_alone(0, 0), *absent = map_alone(1, 0), *shared = map_alone(2, 0);
     unsigned char *undone = map_alone(3, 0);
@@ -52,7 +52,7 @@ static int children(void) {
     return 0;
 }
 
-// Memory that no child inherits leaves and comes back; a child may map other memory there.
+// Memory that no child inherits is paged out and in. A child may map other memory there.
 enum { PARTS = 3 };
 static int uninherited(void) {
     static const size_t sizes[PARTS] = { 8 * MIB, 14 * MIB, 4 * MIB };
@@ -60,7 +60,8 @@ static int uninherited(void) {
     memset(parts[0], 1, sizes[0]);
     madvise(parts[0], sizes[0], MADV_DONTFORK);
     grow();
-    // Inherited pages are on both sides; the last part is reserved first.
+    // Inherited pages are on both sides of the second part. The last part is only reserved at
+    // first.
     beside = map(16 * MIB);
     parts[1] = beside + MIB;
     parts[2] = mmap(NULL, sizes[2], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -98,8 +99,8 @@ static int uninherited(void) {
     return 0;
 }
 
-// Addresses that it has given back, or that its child does not inherit, stay free while other pages
-// leave: it maps there again.
+// Addresses that the program has unmapped, or that its child does not inherit, must stay free while
+// other pages leave: the program maps memory there again.
 static int map_again(unsigned char *hole, unsigned char *noise) {
     for (size_t at = 0; at < 16 * MIB; at += 8)
         *(unsigned long *)(noise + at) = (at + 1) * 0x9e3779b97f4a7c15 * (at | 1);
@@ -120,7 +121,7 @@ static int holes(void) {
     return 0;
 }
 
-// A program that nobody may trace forks.
+// A program that no process may trace forks.
 static int undumpable(void) {
     unsigned char *memory = map_alone(0, 0);
     grow();
@@ -132,7 +133,7 @@ static int undumpable(void) {
     return 0;
 }
 
-// Advice answers what the kernel answers.
+// madvise must answer like the kernel.
 static int advice(void) {
     unsigned char *memory = map_alone(0, 0);
     grow();
@@ -152,7 +153,7 @@ static int advice(void) {
     return 0;
 }
 
-// Moves of mappings, also such as fail, and such as leave the source.
+// Moves of mappings: some fail, and some leave the source mapped.
 static int moves(void) {
     unsigned char *target = map_alone(0, 0), *source = map_alone(1, 0);
     grow();
@@ -177,7 +178,7 @@ static int moves(void) {
     return 0;
 }
 
-// Mappings that are more than private memory.
+// Mappings with other properties than private memory.
 static int kinds(void) {
     unsigned char *grows = map_alone(0, MAP_GROWSDOWN), *sealed = map_alone(1, 0);
     unsigned char *keyed = map_alone(2, 0), *late = map_alone(3, 0);
@@ -193,7 +194,7 @@ static int kinds(void) {
     return 0;
 }
 
-// Memory below 2 GiB, where a collector has its heap and its code.
+// Memory below 2 GiB, where a garbage collector has its heap and its code.
 static int low(void) {
     grow();
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, is_watched = getenv("UZSWAP_TREE") != NULL;
@@ -205,8 +206,8 @@ static int low(void) {
     return 0;
 }
 
-// Memory without huge pages: the kernel joins it with the stack of a thread that begins below it.
-// Before Linux 6.7 it does so with any memory.
+// Memory without huge pages. The kernel joins it with a thread's stack that begins below it. Before
+// Linux 6.7 it joins any memory with such a stack.
 static int joined(void) {
     int is_watched = getenv("UZSWAP_TREE") != NULL;
     unsigned char *memory = mmap(NULL, 64 * MIB + PAGE, ACCESS, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -220,7 +221,7 @@ static int joined(void) {
     return 0;
 }
 
-// Much that was written and is then only read.
+// Much memory is written once and then only read.
 static int read_only(void) {
     enum { PIECES = 90 };
     static unsigned *piece[PIECES];
@@ -242,7 +243,7 @@ static int read_only(void) {
     return 0;
 }
 
-// Calls that are made elsewhere than in the C library as it was: the kernel's own code, a library.
+// Calls from elsewhere than the C library: from the vDSO, and from a library that is loaded late.
 static int elsewhere(void) {
     struct timespec *time = (void *)(map_alone(0, 0) + 5 * PAGE);
     unsigned char *text = map_alone(1, 0);
@@ -260,7 +261,7 @@ static int elsewhere(void) {
     return 0;
 }
 
-// Asynchronous reads, by a context from the beginning and by a later one.
+// Asynchronous reads, by a context from before and by one from after the takeover.
 static int asynchronous(void) {
     aio_context_t early = 0, late = 0;
     if (syscall(SYS_io_setup, 8, &early)) return 0;
@@ -282,7 +283,7 @@ static int asynchronous(void) {
     return 0;
 }
 
-// A program that permits itself little once it is large.
+// A program forbids itself nearly all calls when it is large.
 static int filtered(void) {
     unsigned char *memory = map_alone(0, 0);
     grow();
@@ -303,7 +304,7 @@ static int filtered(void) {
     _exit(write(1, line, sizeof line - 1) < 0);
 }
 
-// Much more of addresses than of memory.
+// Uses far more addresses than memory.
 static int sparse(void) {
     grow();
     size_t bytes = 200L << 30, step = 5L << 30;
@@ -322,8 +323,8 @@ static int sparse(void) {
     return munmap(memory, bytes);
 }
 
-// Memory that is requested early and used late: stacks of coroutines in the heap, and a page here
-// and there of a reservation.
+// Memory that is allocated early and used late: stacks of coroutines in the heap, and single pages
+// of a large reservation.
 enum { COROUTINES = 900, COROUTINE = 64 << 10 };
 static ucontext_t hub, coroutines[COROUTINES];
 static unsigned char *reserved;
@@ -353,7 +354,7 @@ static int late(void) {
     return 0;
 }
 
-// Its threads have the names of ours, and map and unmap memory while it is taken over.
+// The program's threads have the names of ours, and map and unmap memory during the takeover.
 static volatile int is_grown;
 static void *map_and_unmap(void *name) {
     prctl(PR_SET_NAME, name);
@@ -378,8 +379,8 @@ static int named_as_ours(void) {
     return 0;
 }
 
-// Code that is loaded late: a mapping that is longer than its file, code that may be written, and
-// code that may only be run. It gives the number of the process.
+// Code that is loaded late: in a mapping longer than its file, in one that may be written, and in
+// one that may only be executed. The code returns the process number.
 static int code(void) {
     static const unsigned char identity[] = { 0xb8, SYS_getpid, 0, 0, 0, 0x0f, 0x05, 0xc3 };
     static const unsigned char number[] = { 0xb8, 7, 0, 0, 0, 0xc3 };
@@ -402,7 +403,8 @@ static int code(void) {
     return close(file);
 }
 
-// Code that a program may write before it is taken over, with a call in it, stays so.
+// Code with a system call in it, which the program made writable before the takeover. It must not
+// change.
 asm(".text; .balign 4096\n"
     "own_write: .cfi_startproc; mov $1, %eax; syscall; ret; .cfi_endproc\n"
     "own_number: .cfi_startproc; mov $1, %eax; ret; .cfi_endproc; .balign 4096");
@@ -417,15 +419,15 @@ static int own_code(void) {
     return own_write(1, "written\n", 8) != 8;
 }
 
-// Code in memory of no file that may be written, as Lisp systems have their heaps, from before the
-// program is taken over and from afterwards.
+// Code in writable memory without a file, like the heap of a Lisp system, made before and after the
+// takeover.
 enum { FUNCTIONS = 3072 };
 static unsigned char *written[2];
 static void write_functions(int part) {
     unsigned char *at = mmap(NULL, FUNCTIONS * PAGE, ACCESS | PROT_EXEC,
                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) abort();
-    // Each lies in two pages.
+    // Each function lies in two pages.
     for (int i = 0; i < FUNCTIONS; i += 2) {
         unsigned char *start = at + i * PAGE + PAGE - 3;
         int number = i + part;
@@ -456,7 +458,8 @@ static int written_code(void) {
     return 0;
 }
 
-// A segment that is attached over its memory, also a part of a page beyond; memory beside it stays.
+// A segment of shared memory is attached over the program's memory, up to a page beyond its end.
+// The memory beside it must stay.
 static int attached(void) {
     unsigned char *at = map(4 * MIB);
     memset(at, 1, 4 * MIB);
@@ -483,7 +486,8 @@ static int attached(void) {
     return 0;
 }
 
-// System calls of this thread are signals while it wants them to be, where it may have that.
+// The kernel turns this thread's system calls into signals when the thread asks for that, if it
+// supports this.
 static char is_dispatched;
 static void dispatch(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)info;
@@ -517,8 +521,8 @@ static void *use_stack(void *given) {
     return (void *)sum;
 }
 
-// An allocator has pieces of 1 MiB with a guard behind each one's description; stacks, which have
-// one as well, are used again by later threads.
+// An allocator's pieces of 1 MiB have a guard page behind each header. Stacks have guard pages as
+// well, and later threads use them again.
 static int guarded(void) {
     enum { COUNT = 32, THREADS = 8 };
     unsigned char *pieces = map(COUNT * MIB);
@@ -546,8 +550,8 @@ static int guarded(void) {
     return 0;
 }
 
-// As servers do, it writes its title over its environment, and clears that. Only then it grows, by
-// memory of no pattern.
+// Like some servers, it writes its title over its environment and clears that. Only then it grows,
+// by memory that does not compress.
 extern char **environ;
 static int titled(void) {
     for (char **one = environ; *one; one++) memset(*one, ' ', strlen(*one));

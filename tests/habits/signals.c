@@ -1,4 +1,4 @@
-// Handlers of signals: where they run, what they see, and how they are left.
+// Handlers of signals: their stacks, the state that they see, and the ways to leave them.
 #include "habit.h"
 #include <time.h>
 #include <alloca.h>
@@ -21,7 +21,7 @@ static void *stack_for_signals(size_t bytes) {
     return at;
 }
 
-// A handler with much on its stack, for each kind of signal that may be ours.
+// Handlers with large frames, for each signal that we may use.
 static void __attribute__((noinline)) use(volatile char *frame, int bytes) {
     for (int i = 0; i < bytes; i += 64) frame[i] = i;
     count++;
@@ -47,7 +47,7 @@ static int large_frames(void) {
     return 0;
 }
 
-// A handler that says where it runs.
+// A handler that notes the address of its frame.
 static volatile long place;
 static void say_place(int signal) {
     char here;
@@ -76,7 +76,7 @@ static int places(void) {
     return 0;
 }
 
-// The stack is set past the C library, early.
+// Sets the alternate stack early, without the C library.
 static int early_stack(void) {
     unsigned char *stack = map(65536), *memory = map(MIB);
     stack_t given = { .ss_sp = stack, .ss_size = 65536 }, now;
@@ -96,7 +96,7 @@ static int early_stack(void) {
     return 0;
 }
 
-// Endless recursion, caught again and again.
+// Catches endless recursion, again and again.
 static int __attribute__((noinline)) deep(int depth) {
     volatile char frame[2048];
     frame[0] = depth;
@@ -116,7 +116,7 @@ static int overflows(void) {
     return 0;
 }
 
-// A thread computes on a stack from `malloc`, of which the pages below are out.
+// A thread computes on a stack from `malloc`. The pages below its frame are out.
 static ucontext_t hub, other;
 static unsigned char *coroutine;
 static volatile long lowest;
@@ -152,7 +152,7 @@ static int coroutines(void) {
     return 0;
 }
 
-// A handler blocks all signals where it returns to.
+// A handler blocks all signals in the context to which it returns.
 static void block_all(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)info;
     sigfillset(&((ucontext_t *)context)->uc_sigmask);
@@ -174,7 +174,7 @@ static int masks(void) {
     return 0;
 }
 
-// `read` is left by a jump, with memory that is out each time.
+// A handler jumps out of `read`, whose buffer is out each time.
 static int jumps_out_of_read(void) {
     unsigned char *memory = map(64 * MIB);
     int ends[2];
@@ -186,7 +186,7 @@ static int jumps_out_of_read(void) {
         if (!sigsetjmp(back, 1)) {
             struct itimerval soon = { .it_value = { 0, 15000 } };
             setitimer(ITIMER_REAL, &soon, NULL);
-            // Both looks at a call.
+            // A short and a long buffer, which are treated differently.
             if (read(ends[0], memory + i * (long)MIB, i % 2 ? MIB : 30000) > 0) return 3;
         }
     long sum = 0;
@@ -196,7 +196,7 @@ static int jumps_out_of_read(void) {
     return 0;
 }
 
-// A thread that waits in a call is cancelled.
+// Cancels a thread that waits in a call.
 static unsigned char *buffer;
 static int ends[2];
 static char ran[64];
@@ -237,7 +237,7 @@ static int cancels(void) {
     return 0;
 }
 
-// Threads that may be cancelled at any time are so while their pages come in and leave.
+// Cancels threads, which permit it at any time, while their pages are paged in and out.
 static void *touch_for_ever(void *memory) {
     pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
     for (;;)
@@ -263,7 +263,8 @@ static int cancels_anywhere(void) {
     return 0;
 }
 
-// A handler is told what was interrupted: a program that waits in a call is at that call.
+// A handler sees the interrupted address. If the program waits in a call, that is the address of
+// the call.
 static volatile long at;
 static void tell(int signal, siginfo_t *info, void *context) {
     (void)info;
@@ -291,7 +292,7 @@ static int tells_where(void) {
     return 0;
 }
 
-// A thread with the smallest stack that there is.
+// A thread with the smallest possible stack.
 static int file;
 static void *read_and_say(void *unused) {
     long sum = (long)unused;
@@ -313,7 +314,7 @@ static int small_stacks(void) {
     return pthread_join(thread, NULL);
 }
 
-// The same, with variables on it, waits while the program is taken over.
+// Such a thread, with thread-local variables on its stack, waits during the takeover.
 static __thread volatile char variables[1500];
 static void *wait_and_say(void *unused) {
     char byte = 0;
@@ -334,8 +335,8 @@ static int small_stack_waits(void) {
     return pthread_join(thread, NULL);
 }
 
-// A library that finds its functions in the C library itself, as those that are loaded with
-// RTLD_DEEPBIND do.
+// A library that finds functions in the C library itself, like one that is loaded with
+// RTLD_DEEPBIND.
 static int past_other_libraries(void) {
     int (*action)(int, const struct sigaction *, struct sigaction *) =
         dlsym(dlopen("libc.so.6", RTLD_NOW), "sigaction");
@@ -358,14 +359,14 @@ static int past_other_libraries(void) {
     return 0;
 }
 
-// No signal may be queued any more: the program is run with `ulimit -i 0`.
+// No signal can be queued: the test runs the program with `ulimit -i 0`.
 static int nothing_queued(void) {
     grow();
     puts("done");
     return 0;
 }
 
-// Many at once, which begin and end together.
+// Many such threads, which begin and end at the same time.
 static void *sum_buffer(void *from) {
     char part[2000];
     memcpy(part, buffer + (long)from * PAGE, sizeof part);
@@ -395,7 +396,7 @@ static int many_small_stacks(void) {
     return 0;
 }
 
-// The C library's thread for this waits for a signal of the library's own.
+// The C library's thread for timers waits for a signal of that library.
 static volatile int rings;
 static unsigned char *rung_for;
 static void ring(union sigval turn) {

@@ -22,13 +22,13 @@
 #include <sys/uio.h>
 #include <sys/utsname.h>
 
-/* Memory for a call, and the number of its bytes that enter the transcript. */
+/* Memory for a call, and the number of its bytes for the transcript. */
 struct given {
     char *at;
     long looked_at;
 };
 
-/* Puts bytes there, and skips holes. */
+/* Puts bytes there. Skips holes. */
 static void put(const struct given *given, const void *bytes, long count) {
     for (long byte = 0; byte < count; byte++) {
         char *at = given->at + byte;
@@ -262,7 +262,7 @@ static long on_others(long call, struct given *given) {
     }
 }
 
-/* call NUMBER SLOT OFFSET IS-OUT: one of the calls above. */
+/* call NUMBER SLOT OFFSET IS-OUT: makes one of the calls above. */
 static void op_call(const struct operation *operation) {
     static char unused[PAGE];
     long call = operation->argument[0] % CALLS;
@@ -270,7 +270,7 @@ static void op_call(const struct operation *operation) {
     if (!slot->at) return;
     long bytes = PAGE;
     struct given given = {bytes_of(slot, operation->argument[2], &bytes), 0};
-    /* Its neighbours are not ours to overwrite. */
+    /* Neighbours may not be overwritten. */
     if (bytes < PAGE && !is_apart(slot)) return;
     for (long byte = 0; byte < 512; byte++) put(&(struct given){given.at + byte, 0}, "", 1);
     if (operation->argument[3]) page_out((char *)((long)given.at & -PAGE), 2 * PAGE);

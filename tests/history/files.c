@@ -19,7 +19,7 @@ static void shut(struct file *file) {
     file->reader = file->writer = -1;
 }
 
-/* open FILE NAME FLAGS: a file with content. */
+/* open FILE NAME FLAGS: opens a file with content. */
 static void op_open(const struct operation *operation) {
     struct file *file = file_of(operation, 0);
     char path[32];
@@ -45,7 +45,7 @@ static void op_close(const struct operation *operation) {
     file->reader = file->writer = -1;
 }
 
-/* pipe FILE, pair FILE KIND: without blocking. */
+/* pipe FILE, pair FILE KIND: non-blocking. */
 static void op_pipe(const struct operation *operation) {
     struct file *file = file_of(operation, 0);
     int ends[2] = {-1, -1};
@@ -62,7 +62,7 @@ static void op_pair(const struct operation *operation) {
     *file = (struct file){ends[0], ends[1]};
 }
 
-/* Three parts of a piece of memory, the middle one first. */
+/* Cuts memory into three parts, the middle one first. */
 static void cut(struct iovec *vector, char *at, long bytes) {
     long third = bytes / 3;
     vector[0] = (struct iovec){at + third, third};
@@ -70,7 +70,7 @@ static void cut(struct iovec *vector, char *at, long bytes) {
     vector[2] = (struct iovec){at + 2 * third, bytes - 2 * third};
 }
 
-/* write HOW FILE SLOT OFFSET BYTES PLACE, read likewise: by many calls, with memory that may have holes. */
+/* write HOW FILE SLOT OFFSET BYTES PLACE, read likewise. HOW selects the call. The memory may have holes. */
 static void op_write(const struct operation *operation) {
     struct slot *slot = slot_of(operation, 2);
     struct iovec vector[3];
@@ -145,7 +145,7 @@ static void op_content(const struct operation *operation) {
     say(operation, whole, sum);
 }
 
-/* copy HOW FROM TO BYTES SLOT: between files. The slot has the file offset. */
+/* copy HOW FROM TO BYTES SLOT: copies between files. The slot has the file offset. */
 static void op_copy(const struct operation *operation) {
     int from = file_of(operation, 1)->reader, to = file_of(operation, 2)->writer;
     struct slot *slot = slot_of(operation, 4);
@@ -163,7 +163,7 @@ static void op_copy(const struct operation *operation) {
     say(operation, answer, peek(place, &value) ? 1 : value + 2);
 }
 
-/* append HOW KIB BLOCKS: two processes append blocks to a file at once. No block is torn. */
+/* append HOW KIB BLOCKS: two processes append blocks to a file at the same time. No block may be torn. */
 static void op_append(const struct operation *operation) {
     long bytes = operation->argument[1] << 10, blocks = operation->argument[2], torn = 0, whole = 0;
     uint32_t *go = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -194,7 +194,7 @@ static void op_append(const struct operation *operation) {
     say(operation, whole, torn + 1);
 }
 
-/* close-all HOW: closes descriptors from 3 on, and counts those that were open if it closes one by one. */
+/* close-all HOW: closes descriptors from 3 on. If it closes one by one, it counts those that were open. */
 static void op_close_all(const struct operation *operation) {
     long closed = 0;
     switch (operation->argument[0]) {
@@ -249,7 +249,7 @@ static void op_number(const struct operation *operation) {
     file->reader = to;
 }
 
-/* library SLOT OFFSET: dlopen of a library with a system call instruction of its own. */
+/* library SLOT OFFSET: dlopen of a library that contains a system call instruction. */
 static void op_library(const struct operation *operation) {
     static long (*call)(long, long, long, long);
     struct slot *slot = slot_of(operation, 0);

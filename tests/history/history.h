@@ -21,7 +21,7 @@
 #define ARGUMENTS 8
 #define SLOTS 12
 #define FILES 8
-/* The address of a slot's memory if the history asks for it: far from all that the kernel chooses. */
+/* The address of a slot's memory, if the history asks for it: far from the kernel's choices. */
 #define ARENA(slot) ((char *)(0x100000000000L + (slot)*64 * MIB))
 
 struct operation {
@@ -48,7 +48,7 @@ struct slot {
 };
 extern struct slot slots[SLOTS];
 
-/* A file, a pipe or a pair of sockets: it is read by one end and written by the other. */
+/* A file, a pipe or a pair of sockets: one end is read, the other written. */
 struct file {
     int reader, writer;
 };
@@ -58,7 +58,7 @@ extern struct file files[FILES];
 extern char *program, *history;
 void run_block(const struct operation *of);
 int has_block(const struct operation *of);
-/* One line: the operation's place and name, an answer, its error if that is -1, and a sum. */
+/* Prints a line: the operation's place and name, an answer, its error if the answer is -1, and a sum. */
 void say(const struct operation *operation, long answer, uint64_t sum);
 void say_text(const struct operation *operation, const char *text);
 _Noreturn void end(const char *text, int status);
@@ -68,7 +68,7 @@ extern const struct action memory_actions[];
 void catch_faults(int flags);
 uint64_t mix(uint64_t sum, uint64_t value);
 uint64_t sum_of(const void *at, long bytes);
-/* The sum of a slot's bytes. A page that cannot be read counts by its signal. */
+/* The sum of a slot's bytes. An unreadable page counts by its signal. */
 uint64_t sum_of_slot(const struct slot *slot);
 uint64_t sum_of_all(void);
 /* Reads or writes eight bytes. Returns 0, or the signal and its code. */
@@ -77,19 +77,19 @@ long poke(void *at, uint64_t value);
 /* Fills whole pages. Returns 0, or the signal and code of the first page that cannot be written. */
 long fill(char *at, long pages, uint64_t seed);
 struct slot *slot_of(const struct operation *operation, int argument);
-/* True if only the history maps memory beside a slot. Elsewhere a program cannot know its neighbours. */
+/* True if the history alone maps memory beside a slot. Elsewhere a program cannot know its neighbours. */
 int is_apart(const struct slot *slot);
-/* A slot's memory from a byte on. Cuts the length to the slot, unless it has no neighbours. */
+/* A slot's memory from a byte on. Limits the length to the slot, unless the slot has no neighbours. */
 char *bytes_of(const struct slot *slot, long at, long *bytes);
-/* A slot's memory by three arguments: slot, first page, number of pages. NULL: the slot is empty. */
+/* A slot's memory by three arguments: slot, first page, number of pages. NULL if the slot is empty. */
 char *range_of(const struct operation *operation, int argument, long *pages);
 void page_out(void *at, long bytes);
 char *map(long bytes);
 
-/* threads.c: true if a thread sends this one signals, at any time. */
+/* threads.c: true if a thread sends signals to this one, at any time. */
 int is_stopped_at_times(void);
 
-/* signals.c: sets the target of this thread's jumping handlers. Returns the previous one. */
+/* signals.c: sets the landing of this thread's jumping handlers. Returns the previous landing. */
 sigjmp_buf *land_at(sigjmp_buf *landing);
 
 /* processes.c, signals.c, threads.c, files.c, calls.c */

@@ -1,4 +1,4 @@
-/* A library with a system call of its own. */
+/* A library that contains a system call. */
 long call(long number, long first, long second, long third) {
     register long fourth asm("r10") = 0;
     long answer;

@@ -146,7 +146,7 @@ int has_block(const struct operation *of) {
     return of->at + 1 < count && operations[of->at + 1].depth > of->depth;
 }
 
-/* Lines deeper than the block belong to its operations, or to an operation that was dropped. */
+/* Deeper lines belong to the operations of the block, or to an operation that was dropped. */
 static void run_from(int at, int depth) {
     for (; at < count && operations[at].depth >= depth; at++)
         if (operations[at].depth == depth) {

@@ -6,7 +6,7 @@
 
 struct slot slots[SLOTS];
 
-/* Two accesses that may fault. The handler then makes them return the signal and its code. */
+/* Two accesses that may fault. The handler then has them return the signal and its code. */
 extern char load_site[], store_site[], failed_site[];
 long load_or_fail(const void *at, uint64_t *value);
 long store_or_fail(void *at, uint64_t value);
@@ -112,7 +112,7 @@ char *range_of(const struct operation *operation, int argument, long *pages) {
     return at;
 }
 
-/* True if a page has left memory, but not to the kernel's own swap. */
+/* True if a page has left memory, but not to the kernel's swap. */
 static int is_out(void *at) {
     unsigned char there = 1;
     uint64_t entry = 0;
@@ -164,7 +164,7 @@ static void op_sparse(const struct operation *operation) {
     munmap(at, bytes);
 }
 
-/* unmap SLOT FIRST PAGES: leaves a hole. A slot with neighbours loses its end instead: they could use the hole. */
+/* unmap SLOT FIRST PAGES: leaves a hole. If the slot has neighbours, unmaps its end: they could use a hole. */
 static void op_unmap(const struct operation *operation) {
     struct slot *slot = slot_of(operation, 0);
     long pages;
@@ -195,7 +195,7 @@ static void op_advise(const struct operation *operation) {
     say(operation, answer, operation->argument[4] ? sum_of_slot(slot_of(operation, 0)) : 0);
 }
 
-/* lazy SLOT FIRST PAGES SEED: after MADV_FREE each page has its bytes or zeros, until it is cleared. */
+/* lazy SLOT FIRST PAGES SEED: after MADV_FREE, each page must have its bytes or zeros. Then clears it. */
 static void op_lazy(const struct operation *operation) {
     long pages, other = 0;
     char *at = range_of(operation, 0, &pages);
@@ -289,7 +289,7 @@ static void op_seal(const struct operation *operation) {
     if (at) say(operation, syscall(462, at, pages * PAGE, 0), sum_of_slot(slot_of(operation, 0)));
 }
 
-/* grow-down SLOT PAGES SEED: MAP_GROWSDOWN, touched page by page below its start. */
+/* grow-down SLOT PAGES SEED: touches a MAP_GROWSDOWN mapping page by page below its start. */
 static void op_grow_down(const struct operation *operation) {
     struct slot *slot = slot_of(operation, 0);
     long pages = operation->argument[1], failed = 0;
@@ -339,7 +339,7 @@ static void op_heap(const struct operation *operation) {
     say(operation, 0, sum);
 }
 
-/* deep KIB: uses that much stack. */
+/* deep KIB: uses this much stack. */
 static uint64_t descend(long kib, uint64_t seed) {
     volatile uint64_t frame[512];
     for (int i = 0; i < 512; i += 8) frame[i] = mix(seed, i);
@@ -352,7 +352,7 @@ static void op_deep(const struct operation *operation) {
     say(operation, 0, descend(operation->argument[0], operation->at));
 }
 
-/* grow MIB KIB-A-MILLISECOND: takes memory at that rate; 0: at once. */
+/* grow MIB KIB-A-MILLISECOND: takes memory at this rate; 0 for no pause. */
 static char *grown[256];
 static void op_grow(const struct operation *operation) {
     for (long mib = 0; mib < operation->argument[0]; mib++) {
@@ -365,7 +365,7 @@ static void op_grow(const struct operation *operation) {
     say(operation, 0, 0);
 }
 
-/* settle: waits until pages leave, in runs where they do (HISTORY_LEAVES). */
+/* settle: waits until pages leave, in runs in which they do (HISTORY_LEAVES). */
 static void op_settle(const struct operation *operation) {
     if (getenv("HISTORY_LEAVES") && grown[0])
         for (int turn = 0; turn < 2000; turn++) {

@@ -53,7 +53,7 @@ static pid_t make_child(const struct operation *operation, long how) {
     }
 }
 
-/* fork HOW: a child performs the block; the parent waits for it. */
+/* fork HOW: a child performs the block, and the parent waits for it. */
 static void op_fork(const struct operation *operation) {
     int status;
     pid_t child = make_child(operation, operation->argument[0]);
@@ -66,7 +66,7 @@ static void op_fork(const struct operation *operation) {
         say_text(operation, "the child is nobody's");
 }
 
-/* vfork: the same in the parent's memory. */
+/* vfork: a child performs the block in the parent's memory. */
 static void op_vfork(const struct operation *operation) {
     int status;
     volatile pid_t child = vfork();
@@ -115,7 +115,7 @@ static void op_join(const struct operation *operation) {
     }
 }
 
-/* forks COUNT: children that check all memory, one after the other. */
+/* forks COUNT: forks children one after the other. Each checks all memory. */
 static void op_forks(const struct operation *operation) {
     long well = 0;
     uint64_t sum = sum_of_all();
@@ -190,7 +190,7 @@ static void op_spawn(const struct operation *operation) {
         say(operation, -1, 0);
     else if (wait_for(child, &status) == child)
         say_status(operation, status);
-    /* The arguments' addresses differ from run to run. */
+    /* The arguments' addresses differ between runs. */
     if (given != words) memset(slot->at, 0, 2 * PAGE);
 }
 
@@ -206,7 +206,7 @@ static void op_dumpable(const struct operation *operation) {
     say(operation, prctl(PR_SET_DUMPABLE, operation->argument[0], 0, 0, 0), 0);
 }
 
-/* filtered IN-CHILD: performs the block under a filter that permits only the calls of the transcript. */
+/* filtered IN-CHILD: performs the block under a filter that permits only the calls for the transcript. */
 static void op_filtered(const struct operation *operation) {
     struct sock_filter steps[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -229,7 +229,7 @@ static void op_filtered(const struct operation *operation) {
     if (wait_for(child, &status) == child) say_status(operation, status);
 }
 
-/* unshare: a new user namespace, in a child with one thread. */
+/* unshare: enters a new user namespace, in a child with one thread. */
 static void op_unshare(const struct operation *operation) {
     int status;
     pid_t child = fork();

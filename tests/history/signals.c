@@ -22,7 +22,7 @@ sigjmp_buf *land_at(sigjmp_buf *now) {
     return before;
 }
 
-/* A frame of 300 KB. */
+/* Uses a frame of 300 KB. */
 static __attribute__((noinline)) uint64_t use_much_stack(uint64_t seed) {
     volatile char frame[FRAME];
     for (long at = 0; at < FRAME; at += 512) frame[at] = seed + at / 512;
@@ -50,7 +50,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     if (handled[number].kind == JUMPING && landing) siglongjmp(*landing, 1);
 }
 
-/* handle SIGNAL FLAGS KIND: the handler performs the block. */
+/* handle SIGNAL FLAGS KIND: sets a handler that performs the block. */
 static void op_handle(const struct operation *operation) {
     long number = operation->argument[0] % SIGNALS;
     struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = operation->argument[1] | SA_SIGINFO}, before;
@@ -68,7 +68,7 @@ static void op_default(const struct operation *operation) {
     say(operation, signal(operation->argument[0], SIG_DFL) == SIG_ERR ? -1 : 0, 0);
 }
 
-/* raise SIGNAL HOW: a jumping handler comes back here. */
+/* raise SIGNAL HOW: raises the signal. A jumping handler lands here. */
 static void op_raise(const struct operation *operation) {
     int number = operation->argument[0];
     sigjmp_buf here, *before = land_at(&here);
@@ -99,7 +99,7 @@ static void op_stack(const struct operation *operation) {
     say(operation, answer, mix(before.ss_flags + 1, before.ss_flags & SS_DISABLE ? 0 : before.ss_size));
 }
 
-/* stack-now IS-RAW: asks for it. */
+/* stack-now IS-RAW: reads the alternate stack. */
 static void op_stack_now(const struct operation *operation) {
     stack_t now = {0};
     long answer = operation->argument[0] ? syscall(SYS_sigaltstack, NULL, &now) : sigaltstack(NULL, &now);
@@ -178,7 +178,7 @@ static void op_own_fault(const struct operation *operation) {
     say(operation, faults, sum_of_slot(slot));
 }
 
-/* storm SLOT TURNS FLAGS: fills, pages out and checks memory under a timer's signals. */
+/* storm SLOT TURNS FLAGS: fills, pages out and checks memory while a timer sends signals. */
 static volatile long rung;
 static void ring(int number) {
     rung++;
@@ -200,7 +200,7 @@ static void op_storm(const struct operation *operation) {
         if (turn < operation->argument[1]) sum = mix(sum, first);
     }
     setitimer(ITIMER_REAL, &never, NULL);
-    /* Some pages keep bytes of the turn before, and the number of turns depends on time. */
+    /* Some pages have bytes of an earlier turn, and the number of turns depends on time. */
     for (int turn = 0; turn < 16; turn++) fill(slot->at, slot->pages, turn);
     sigaction(SIGALRM, &before, NULL);
     say(operation, other, sum);

@@ -20,7 +20,7 @@ static void *do_thread(void *given) {
     return (void *)other;
 }
 
-/* thread STACK KIB: performs the block, and is joined. Its stack is libc's (0), from malloc (1) or mapped (2). */
+/* thread STACK KIB: a thread performs the block, and is joined. Its stack is libc's (0), malloc's (1) or mapped (2). */
 static void op_thread(const struct operation *operation) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -43,7 +43,7 @@ static void op_thread(const struct operation *operation) {
     if (operation->argument[0] == 2) munmap(stack, bytes);
 }
 
-/* After `atfork` each fork takes this lock. */
+/* After `atfork`, each fork takes this lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void take(void) {
     pthread_mutex_lock(&lock);
@@ -65,7 +65,7 @@ static struct {
     pthread_t stopped;
     int is_there;
 } noise;
-/* Rounds that stop a thread: the last that began, that stopped it, and that ended. */
+/* Rounds that stop a thread: the last round that began, that stopped it, and that ended. */
 static int round_begun, round_stands, round_over;
 
 static void stand(int number) {
@@ -86,7 +86,7 @@ static void stop_the_world(void) {
 
 static void *make_noise(void *kind) {
     char *kept = (long)kind == TOUCHING ? map(4 * MIB) : NULL;
-    /* Between two turns it lets others have the lock. */
+    /* Between two turns other threads can take the lock. */
     for (uint64_t turn = 0; !noise.is_quiet; usleep(turn++ % 8 ? 0 : 200)) switch ((long)kind) {
         case MAPPING: {
             take();
@@ -160,7 +160,7 @@ struct waiting {
 
 static long wait_in_call(struct waiting *waiting) {
     struct pollfd poll_of = {waiting->ends[0], POLLIN, 0};
-    /* One that is to be cancelled sleeps until then, however late that is. */
+    /* A thread that is to be cancelled sleeps until then, however late that is. */
     struct timespec time = {waiting->operation ? 60 : 0, 400000000};
     struct epoll_event event = {.events = EPOLLIN};
     sigset_t mask;
@@ -205,7 +205,7 @@ static long wait_in_call(struct waiting *waiting) {
 static int prepare(struct waiting *waiting, long call, struct slot *slot) {
     static char own[4 * PAGE];
     uint64_t value;
-    /* Undumpable processes cannot tell which call a thread is in. */
+    /* The calls of an undumpable process cannot be read. */
     if (access("/proc/self/syscall", R_OK)) return -1;
     *waiting = (struct waiting){.call = call % WAITING_CALLS, .buffer = own};
     if (slot->at && slot->pages > 3 && !peek(slot->at + PAGE, &value) && !poke(slot->at + PAGE, value) &&
@@ -312,7 +312,7 @@ struct interrupter {
     int number;
 };
 
-/* Waits until a thread has taken a signal that it does not block: from then on its call has been ended, or not. */
+/* Waits until a thread has received a signal that it does not block. By then its call has been ended, or not. */
 static void await_delivery(int thread, int number) {
     char path[64], text[4096];
     sprintf(path, "/proc/self/task/%d/status", thread);
@@ -345,7 +345,7 @@ static void *interrupt(void *given) {
 
 static void go_on(int number) {}
 
-/* interrupt CALL SIGNAL SLOT: a signal arrives in a blocking call; later the wait ends. */
+/* interrupt CALL SIGNAL SLOT: a signal arrives during a blocking call. Later the wait ends. */
 static void op_interrupt(const struct operation *operation) {
     struct waiting waiting;
     if (prepare(&waiting, operation->argument[0], slot_of(operation, 2))) return;

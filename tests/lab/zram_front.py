@@ -47,7 +47,7 @@ def slots():
     """Times at which zram's pages came, by their slots. A page of one word takes no memory."""
     text = b""
     with open(STATE, "rb", buffering=0) as state:
-        # The kernel takes a buffer that is too short for a line to be the end.
+        # The kernel returns 0 for a buffer that is too short for a line, as at the end.
         while part := state.read(1 << 20):
             text += part
     lines = (line.split() for line in text.splitlines())
@@ -144,7 +144,7 @@ def measure(program, age):
         figures["cold"] = {age: round(sampler.cold(age), 4) for age in AGES}
         figures["freed"] = {age: sampler.freed(age) for age in AGES}
     else:
-        # Blocks that were ever used: zram tells its disk of none that is free again.
+        # Blocks that were ever used. zram does not tell its disk that a block is free again.
         used = COLD.stat().st_blocks * 512 // PAGE
         figures |= {"age": age, "disk_reads": reads, "disk_writes": writes}
         figures |= {"disk_pages": round(disk), "disk_pages_max": used}

@@ -8,8 +8,8 @@ import json
 import math
 import sys
 
-# Microseconds of a fault, from docs/benchmarks.md, "A fault": p50 in random order. zram with zstd
-# is not there. It has the difference of zstd:3 and lz4:1 more ("Compressors": python, in).
+# Microseconds of a fault, from docs/benchmarks.md, "A fault": p50 in random order. The table has no
+# zram with zstd: the difference of zstd:3 and lz4:1 is added ("Compressors": python, in).
 ZRAM_US = {"lz4": 4.0, "zstd": 4.0 + 4.98 - 1.25}
 OURS_US = 18.5
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 KEYS = 40_000
-# Values of 1 KB, partly common and partly random, like a shop's.
+# Values of 1 KB like those of a shop, partly common and partly random.
 LOAD = """
 math.randomseed(tonumber(ARGV[2]))
 local first = tonumber(ARGV[1])
@@ -21,7 +21,7 @@ for key = first, first + 999 do
   redis.call('SET', string.format('key:%012d', key), string.sub(table.concat(parts), 1, 1000))
 end
 """
-# 95 of 100 to the first fifth.
+# 95 of 100 requests go to the first fifth of the keys.
 FIFTH = """
 math.randomseed(tonumber(ARGV[1]))
 local keys = tonumber(ARGV[2])
@@ -30,7 +30,7 @@ for _ = 1, 1000 do
   redis.call('GET', string.format('key:%012d', key))
 end
 """
-# The value of rank r as often as 1/r, and neighbours in rank far from each other.
+# The value of rank r is requested in proportion to 1/r. Neighbours in rank are far apart.
 RANKS = """
 math.randomseed(tonumber(ARGV[1]))
 local keys = tonumber(ARGV[2])
@@ -42,7 +42,7 @@ end
 REQUESTS = 200_000
 
 WORKERS = 6
-# Walks over syntax trees of a part of the standard library, so many at each request.
+# Each request walks over syntax trees of a part of the standard library.
 WORKER = """
 import ast, gc, glob, random, sys
 gc.disable()

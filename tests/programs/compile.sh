@@ -1,4 +1,4 @@
-# Eight compilers at a time: C, and C++ with templates of the standard library.
+# Eight compilers at the same time: C, and C++ with templates of the standard library.
 set -eu
 rm -rf build
 mkdir build

@@ -1,4 +1,4 @@
-# Tests of CPython's own: of its types, of memory, and of processes, threads and signals.
+# CPython's own tests of types, memory, processes, threads and signals.
 set -eu
 mkdir -p scratch
 if ! /usr/bin/python3 -m test --tempdir "$PWD/scratch" --timeout 600 \

@@ -1,5 +1,5 @@
-# Builds a crate without dependencies, for development and for use, and runs it. The folder
-# `toolchain` is the compiler's.
+# Builds a crate without dependencies, in the profiles for development and for use, and runs it. The
+# folder `toolchain` is the compiler's.
 set -eu
 export CARGO_HOME=$PWD/cargo CARGO_NET_OFFLINE=true CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
 export PATH=$PWD/toolchain/bin:$PATH

@@ -1,4 +1,4 @@
-# Encodes a film of three seconds with two threads, and decodes it again.
+# Encodes a film of three seconds with two threads, and decodes it.
 set -eu
 ffmpeg() { command ffmpeg -nostdin -hide_banner -loglevel error -y "$@"; }
 ffmpeg -f lavfi -i testsrc2=size=960x540:rate=25:duration=3 \

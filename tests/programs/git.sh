@@ -1,4 +1,4 @@
-# A repository of 24 commits to files of 1 MB, packed twice over, and checked.
+# Makes a repository of 24 commits to files of 1 MB, packs it twice, and checks it.
 set -eu
 rm -rf repository
 export GIT_CONFIG_NOSYSTEM=1 GIT_AUTHOR_NAME=test GIT_AUTHOR_EMAIL=test@example.org

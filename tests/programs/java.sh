@@ -1,4 +1,4 @@
-# A heap that is collected, by one thread and by several.
+# Collects a heap, with one thread and with several.
 set -eu
 mkdir -p classes
 [ -e classes/Heap.class ] || javac -d classes Heap.java

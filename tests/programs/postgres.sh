@@ -1,5 +1,5 @@
-# A cluster of its own: pgbench with its sums checked, an index, and checksums of all pages. Three
-# sessions at the same time aggregate, sort and join 400 000 rows in memory.
+# Makes a database cluster of its own: pgbench with a check of its sums, an index, and checksums of
+# all pages. Three sessions at the same time aggregate, sort and join 400 000 rows in memory.
 set -eu
 PATH=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1):$PATH
 data=$PWD/data
@@ -22,7 +22,7 @@ ask() { psql --no-psqlrc --quiet --tuples-only --no-align --set ON_ERROR_STOP=1 
 
 pgbench --initialize --scale 2 --quiet 2>pgbench.log
 pgbench --client 4 --jobs 2 --transactions 400 --no-vacuum >>pgbench.log 2>&1
-# Each transaction adds the same to an account, a teller and a branch, and writes it down.
+# Each transaction adds one amount to an account, a teller and a branch, and records it.
 ask --command "select count(*), (select sum(abalance) from pgbench_accounts) = sum(delta),
     (select sum(tbalance) from pgbench_tellers) = sum(delta),
     (select sum(bbalance) from pgbench_branches) = sum(delta) from pgbench_history"

@@ -14,7 +14,7 @@ KEYS = 40000
 class Server:
     def __init__(self, name, *options):
         path = os.path.abspath(name)
-        # The program is whichever of Redis' it is called by.
+        # The program is the Redis tool by whose name it is called.
         if not os.path.exists("redis-server"):
             os.symlink("/usr/bin/redis-check-rdb", "redis-server")
         command = ["./redis-server", "--port", "0", "--save", "", "--unixsocket", path]

@@ -1,5 +1,5 @@
-//! Shared by the end-to-end tests: the programs, one test at a time, and a machine that a test must
-//! leave as it found it.
+//! Shared by the end-to-end tests: the programs, one test at a time, and a machine that each test
+//! must leave as it was.
 
 mod machine;
 mod run;
@@ -20,12 +20,12 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use uzswap_sys::process;
 
-/// Time limit of everything that takes a moment on an idle machine. In emulation, beside builds,
-/// two minutes were too few.
+/// Time limit for actions that are short on an idle machine. In emulation, beside builds, two
+/// minutes were too few.
 const MOMENT: Duration = Duration::from_secs(8 * 60);
 
 /// A program of this workspace, built with the same profile as this test. If UZSWAP_TEST_PROGRAMS
-/// is a folder, the program there: that of `xtask roots` has the published one.
+/// is set, the program in that folder: `xtask roots` puts the published one there.
 pub fn program(name: &str) -> PathBuf {
     let given = std::env::var_os("UZSWAP_TEST_PROGRAMS").map(PathBuf::from);
     let folder = given.unwrap_or_else(|| {
@@ -37,15 +37,15 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// A command that runs its arguments as an ordinary user, if this is root. `setpriv` finds uzswap,
-/// its libraries and programs of these tests in the folder, which every user may write.
+/// A command that runs its arguments as an ordinary user, if this is root. In the folder, which
+/// every user may write, are uzswap, its libraries and programs of these tests.
 pub fn as_nobody(folder: &Path) -> Command {
     place_programs(folder);
     nobody()
 }
 
-/// Puts uzswap, its libraries and programs of these tests into a folder with write permission for
-/// everybody.
+/// Puts uzswap, its libraries and programs of these tests into a folder, and makes it writable for
+/// all users.
 pub fn place_programs(folder: &Path) {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("a folder of the test's");
     for name in ["uzswap", "libuzswap_preload.so", "libuzswap_agent.so", "absent", "torture"] {
@@ -63,8 +63,8 @@ pub fn nobody() -> Command {
     command
 }
 
-/// Runs a command. Returns its output, and the most anonymous memory that it and its descendants
-/// had together, in bytes, as sampled every few milliseconds.
+/// Runs a command. Returns its output, and the peak of anonymous memory of it and its descendants
+/// together, bytes, sampled every few milliseconds.
 pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let (pid, (ended, end)) = (child.id() as i32, channel::<()>());
@@ -89,8 +89,8 @@ pub fn compile(folder: &Path, text: &str, options: &[&str]) {
     assert!(compiler.current_dir(folder).status().expect("a compiler").success());
 }
 
-/// The beginning of a program in Python that puts `pages` pieces of 600 bytes on its heap and lets
-/// two forks read and write them.
+/// The start of a Python program. It puts `pages` pieces of 600 bytes on its heap, which two forks
+/// read and write.
 pub fn forks(pages: usize) -> String {
     const HEAP: &str =
         "import hashlib, os\npages = [bytes([i % 251]) * 600 + str(i).encode() for i in";
@@ -112,8 +112,8 @@ for turn in range(2):
     format!("{HEAP} range({pages})]{FORKS}")
 }
 
-/// A program in Python with a heap of 70 MB, which forks, threads, files and other programs read.
-/// Its argument is a file to write.
+/// A Python program with a heap of 70 MB, which forks, threads, files and other programs read. Its
+/// argument is a file to write.
 pub fn forking_heap() -> String {
     const READERS: &str = r#"
 import ctypes, errno, subprocess, sys, threading
@@ -140,7 +140,7 @@ print(before, sum(sums))
     forks(110_000) + READERS
 }
 
-/// C with so many functions; `file` makes them differ.
+/// C source with `count` functions. `file` makes the functions of several files differ.
 pub fn functions_in_c(file: usize, count: usize) -> String {
     let function = |at: usize| {
         format!(
@@ -152,7 +152,7 @@ pub fn functions_in_c(file: usize, count: usize) -> String {
     (0..count).map(function).collect()
 }
 
-/// The transport to test, as options of `run` and `serve`: that of the environment (see
+/// The transport to test, as options of `run` and `serve`: from the environment (see
 /// CONTRIBUTING.md), or the default.
 pub fn transport_options() -> Vec<String> {
     match std::env::var("UZSWAP_TEST_TRANSPORT") {
@@ -166,12 +166,12 @@ pub fn is_over_ublk() -> bool {
     state().expect("a cache is running")["transport"] == "ublk"
 }
 
-/// True if the tests that take minutes were requested (`./check --full`).
+/// True if tests that take minutes are wanted (`./check --full`).
 pub fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
 }
 
-/// True if this test is skipped, as one of those that take minutes and were not requested.
+/// True, with a message, if this test takes minutes and such tests are not wanted.
 pub fn is_slow_and_skipped() -> bool {
     if !is_full() {
         skip("it takes minutes, `./check --full` runs it");
@@ -179,8 +179,8 @@ pub fn is_slow_and_skipped() -> bool {
     !is_full()
 }
 
-/// The seconds that a program works during a test, as its argument. They are more where the
-/// environment says that processes start more slowly, as in emulation.
+/// The seconds that a program works during a test, as its argument. The environment has a factor
+/// for places where processes start slowly, such as emulation.
 pub fn seconds(count: u32) -> String {
     (count * slowness()).to_string()
 }
@@ -189,7 +189,7 @@ fn slowness() -> u32 {
     std::env::var("UZSWAP_TEST_SLOWNESS").map_or(1, |text| text.parse().expect("a number"))
 }
 
-/// Checks every few milliseconds until `done` or until the time limit; true if it was done.
+/// Calls `done` every few milliseconds until it is true or the time limit is over. True if it was.
 pub fn wait_for(mut done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !done() {
@@ -209,7 +209,7 @@ pub fn is_swapping() -> bool {
 /// The folder of the machine's one cache.
 pub const FOLDER: &str = "/run/uzswap";
 
-/// Its state file; `None` where there is none.
+/// The content of its state file; `None` if there is no file.
 pub fn state() -> Option<serde_json::Value> {
     serde_json::from_slice(&fs::read(Path::new(FOLDER).join("state.json")).ok()?).ok()
 }

@@ -1,4 +1,4 @@
-//! The machine, which a test has alone and must leave as it found it.
+//! The machine, which one test has at a time and must leave as it was.
 
 use crate::{program, skip, wait_for};
 use rustix::fs::FlockOperation;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use uzswap_sys::cgroup::Hierarchy;
 use uzswap_sys::process;
 
-/// The longest time that a test may have the machine. A test that has it for longer hangs.
+/// The longest time of a test with the machine. A longer test hangs.
 const HANGS: Duration = Duration::from_secs(40 * 60);
 
-/// The machine, for one test at a time, which must leave it as it was.
+/// The machine, for one test at a time. The test must leave it as it was.
 pub struct Machine {
     before: BTreeSet<String>,
     _watchdog: Sender<()>,
@@ -23,7 +23,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Takes the machine; `None`, with a message, where it cannot swap. With CI set that is a
+    /// Takes the machine. `None`, with a message, if it cannot swap. If CI is set, that is a
     /// failure: the machine of the checks can.
     pub fn take() -> Option<Self> {
         let Ok(alone) = File::create("/run/uzswap-tests.lock") else {
@@ -33,13 +33,14 @@ impl Machine {
         };
         rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
         let output = |word| Command::new(program("uzswap")).arg(word).output().expect("it runs");
-        // A killed test may have left changes; no process is touched.
+        // Removes changes that a killed test has left. It touches no process.
         output("clean");
-        // Another program's run would end in the middle and look like a change of the test.
+        // A run of another program would end within the test, and look like a change by it.
         let idle = wait_for(|| output("status").stdout.starts_with(b"no cache is running"));
         let status = || String::from_utf8_lossy(&output("status").stdout).into_owned();
         assert!(idle, "uzswap is running on this machine already; end it: {}", status());
-        // Only now: it makes a cgroup for a moment, which another test would take for its own.
+        // Not earlier: doctor makes a cgroup for a moment, which another test would take for a
+        // trace.
         let doctor = Command::new(program("uzswap")).arg("doctor").output().expect("doctor runs");
         if !doctor.status.success() {
             let why = String::from_utf8_lossy(&doctor.stdout).into_owned();
@@ -53,9 +54,9 @@ impl Machine {
         Some(Self { before: traces(), _watchdog: watch_for_hangs(), _alone: alone })
     }
 
-    /// Panics with the differences between the machine now and before.
+    /// Panics if the machine is not as before, with the differences.
     pub fn assert_as_before(&self) {
-        // The kernel detaches a loop device a moment after its last user.
+        // The kernel detaches a loop device a moment after its last use.
         let same = wait_for(|| traces() == self.before);
         assert!(same, "before: {:#?}\nnow: {:#?}", self.before, traces());
     }
@@ -66,12 +67,12 @@ impl Drop for Machine {
         if !std::thread::panicking() {
             self.assert_as_before();
         }
-        // Anything that a failing test left.
+        // Removes all that a failing test has left.
         drop(Command::new(program("uzswap")).arg("clean").output());
     }
 }
 
-/// Unless its result is dropped in time, prints the state of uzswap's processes, and kills them and
+/// Unless the result is dropped in time, prints the state of uzswap's processes, and kills them and
 /// this process: a hanging test would stop the other checks.
 fn watch_for_hangs() -> Sender<()> {
     let (ended, end) = channel();
@@ -80,11 +81,11 @@ fn watch_for_hangs() -> Sender<()> {
             return;
         }
         let processes = own_processes();
-        // Without a macro, whose output is kept until the test has ended.
+        // Not by a macro, whose output appears only after the test.
         let mut said = format!("a test has had the machine for {} minutes\n", HANGS.as_secs() / 60);
         processes.iter().for_each(|pid| said += &stand(*pid));
         let _ = std::io::stderr().write_all(said.as_bytes());
-        // An error: it has just ended.
+        // An error: the process has just ended.
         processes.iter().for_each(|pid| _ = process::kill(*pid, libc::SIGKILL));
         std::process::abort();
     });
@@ -100,7 +101,7 @@ fn own_processes() -> Vec<i32> {
         .collect()
 }
 
-/// A process's name, and the kernel function of each of its threads.
+/// The name of a process, and the kernel function in which each of its threads is.
 fn stand(pid: i32) -> String {
     let text = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
     let folder = PathBuf::from(format!("/proc/{pid}"));

@@ -1,4 +1,4 @@
-//! `uzswap run`, started by a test, and its end.
+//! A `uzswap run` of a test, and its end.
 
 use crate::{FOLDER, program, slowness, state, transport_options, wait_for};
 use std::fs;
@@ -10,21 +10,21 @@ use std::time::Duration;
 use uzswap_sys::cgroup::{Group, Version};
 use uzswap_sys::process;
 
-/// Time limit of a run: some take minutes where builds run beside them.
+/// Time limit of a run. Beside builds, some take minutes.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
 
-/// `uzswap run` with arguments, started and not waited for.
+/// A running `uzswap run`.
 pub struct Run {
-    /// The process; `None` once it is waited for.
+    /// The process; `None` after it was waited for.
     child: Option<Child>,
     report: tempfile::NamedTempFile,
-    /// While it exists, the command goes on.
+    /// The command goes on while this file exists.
     goes_on: Option<tempfile::TempPath>,
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // A failed test does not wait for it.
+        // A failed test kills the run.
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
             let _ = child.wait();
@@ -52,9 +52,9 @@ impl Run {
         Self { child: Some(child), report, goes_on: None }
     }
 
-    /// Starts four programs that rewrite and check three times their memory, with so large a pool,
-    /// and waits until they run. They run until [`Self::finish`], and are smaller in emulation,
-    /// where a page takes twenty times as long.
+    /// Starts four programs that rewrite and check three times their memory, with a pool of this
+    /// size. Waits until they run. They run until [`Self::finish`]. In emulation they are smaller,
+    /// since a page takes twenty times as long.
     pub fn churn(pool: &str) -> Self {
         let backing = "/var/tmp/uzswap-test.img:256M";
         let (memory, mib) = if slowness() == 1 { ("64M", "192") } else { ("24M", "72") };
@@ -68,12 +68,12 @@ impl Run {
         run
     }
 
-    /// Its process.
+    /// Its process number.
     pub fn pid(&self) -> i32 {
         self.child.as_ref().expect("it is not waited for").id() as i32
     }
 
-    /// True if it has ended by itself.
+    /// True if the run has ended.
     pub fn has_ended(&mut self) -> bool {
         let child = self.child.as_mut().expect("it is not waited for");
         child.try_wait().expect("it is ours").is_some()
@@ -84,7 +84,7 @@ impl Run {
         Path::new(FOLDER).join("mnt")
     }
 
-    /// The group of its command, once there is one.
+    /// The group of its command, if it was made.
     pub fn group(&self) -> Option<Group> {
         let pid = self.pid();
         let state = state()?;
@@ -96,7 +96,7 @@ impl Run {
 
     /// Waits until its command runs.
     pub fn wait_until_running(&self) {
-        // Until then there is a process of uzswap's own.
+        // Before that, the process runs uzswap.
         let own = program("uzswap");
         let is_command = |pid: i32| {
             fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| program != own)
@@ -106,7 +106,7 @@ impl Run {
         assert!(wait_for(has_command), "the command did not start");
     }
 
-    /// A statistic, by its file.
+    /// A statistic, from its file.
     pub fn statistic(&self, name: &str) -> u64 {
         let path = self.mount().join("stats").join(name);
         let text = fs::read_to_string(path).unwrap_or_default();
@@ -118,8 +118,8 @@ impl Run {
         process::kill(self.pid(), signal).expect("it is running");
     }
 
-    /// Ends it, if it would go on, and waits for its end: output, and the report if it wrote one.
-    /// Panics, after killing it, when it takes more than a quarter of an hour.
+    /// Lets the command end, and waits for the run. Returns output and report. After a quarter of
+    /// an hour, kills the run and panics.
     pub fn finish(mut self) -> Finished {
         drop(self.goes_on.take());
         let pid = self.pid();
@@ -127,7 +127,7 @@ impl Run {
         let watchdog = std::thread::spawn(move || {
             let is_late = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
             if is_late {
-                // An error: it ended just now, or only its command did not.
+                // An error: the run has just ended, or all but its command has.
                 let _ = process::kill(pid, libc::SIGKILL);
             }
             is_late
@@ -143,11 +143,11 @@ impl Run {
     }
 }
 
-/// A run that ended.
+/// A run that has ended.
 pub struct Finished {
     /// Status, standard output and error.
     pub output: Output,
-    /// The report.
+    /// The report, if it was written.
     pub report: serde_json::Value,
 }
 
@@ -172,13 +172,14 @@ impl Finished {
         self.report["stats"][name].as_u64().unwrap_or_default()
     }
 
-    /// Panics with its output unless it ended with `code`.
+    /// Panics with the output unless the run ended with `code`.
     pub fn assert_code(&self, code: i32) {
         let (stdout, stderr) = (self.stdout(), self.stderr());
         assert_eq!(self.code(), Some(code), "stdout:\n{stdout}\nstderr:\n{stderr}");
     }
 
-    /// Panics unless as many `processes` of `churn` found every byte right, and none was refused.
+    /// Panics unless this number of `churn` processes found every byte right, and no page was
+    /// refused.
     pub fn assert_whole(&self, processes: usize) {
         self.assert_code(0);
         let stdout = self.stdout();
@@ -189,13 +190,14 @@ impl Finished {
     }
 }
 
-/// A command waits at it until a test opens it: a named pipe that the command opens for reading.
+/// A gate at which a command waits until a test opens it. It is a named pipe that the command opens
+/// for reading.
 pub struct Gate {
     folder: tempfile::TempDir,
 }
 
 impl Gate {
-    /// A closed one.
+    /// A closed gate.
     pub fn new() -> Self {
         let gate = Self { folder: tempfile::tempdir().expect("a temporary folder") };
         let made = Command::new("mkfifo").arg(gate.path()).status().expect("mkfifo runs");
@@ -208,9 +210,9 @@ impl Gate {
         self.folder.path().join("gate")
     }
 
-    /// Waits for a command that waits at the gate, and lets it through.
+    /// Waits until a command is at the gate, and lets it through.
     pub fn open(&self) {
-        // Without a reader it cannot be opened in this way.
+        // This open fails while the pipe has no reader.
         let open = || {
             let flags = libc::O_NONBLOCK;
             fs::File::options().write(true).custom_flags(flags).open(self.path()).is_ok()

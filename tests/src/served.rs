@@ -1,4 +1,4 @@
-//! `uzswap serve`, started by a test.
+//! A `uzswap serve` of a test.
 
 use crate::{program, transport_options};
 use std::fs;
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use uzswap_sys::process;
 
-/// A `serve` of this test.
+/// A running `serve`.
 pub struct Served {
     /// Its process.
     pub child: Child,
@@ -38,12 +38,12 @@ impl Served {
         Self { child, said, device }
     }
 
-    /// True if the kernel swaps to it.
+    /// True if the kernel swaps to its device.
     pub fn is_on(&self) -> bool {
         fs::read_to_string("/proc/swaps").expect("the kernel's table").contains(&self.device)
     }
 
-    /// Tells it to end.
+    /// Sends it SIGTERM.
     pub fn terminate(&self) {
         process::kill(self.child.id() as i32, libc::SIGTERM).expect("it is running");
     }
@@ -53,7 +53,7 @@ impl Served {
         fs::read_to_string(self.said.path()).expect("a file of ours")
     }
 
-    /// Pages that were swapped out to it.
+    /// Pages that the kernel has swapped out to it.
     pub fn swapped_out(&self) -> u64 {
         let status = Command::new(program("uzswap")).args(["status", "--json"]).output();
         let status = status.expect("the program is built").stdout;

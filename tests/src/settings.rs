@@ -1,20 +1,20 @@
-//! Changes of the machine that are undone at the end, also when the test fails.
+//! Changes of the machine that are undone at the end, even if the test fails.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use uzswap_sys::cgroup::{Group, Hierarchy};
 
-/// A shell script that runs when this is dropped, or when this process ends in any way.
+/// A shell script that runs when this value is dropped, or when this process ends in any way.
 pub struct Afterwards {
     shell: Child,
 }
 
 impl Afterwards {
-    /// Runs `script` at the end, with `arguments` as `$1` and so on.
+    /// Has `script` run at the end, with `arguments` as `$1` and so on.
     pub fn run(script: &str, arguments: &[&str]) -> Self {
-        // Its standard input ends with this process. It has a process group of its own, so that no
-        // key ends it.
+        // Its standard input ends with this process. In a process group of its own, keys of the
+        // terminal do not end it.
         let shell = Command::new("sh")
             .args(["-c", &format!("cat >/dev/null; {script}"), "afterwards"])
             .args(arguments)
@@ -33,13 +33,13 @@ impl Drop for Afterwards {
     }
 }
 
-/// A value under /proc/sys or /sys that is restored at the end, also when the test fails.
+/// A value under /proc/sys or /sys that is restored at the end, even if the test fails.
 pub struct Setting {
     _restore: Afterwards,
 }
 
 impl Setting {
-    /// Writes `value`; `None` where there is no such file.
+    /// Writes `value`; `None` if there is no such file.
     pub fn set(path: &str, value: &str) -> Option<Self> {
         let before = fs::read_to_string(path).ok()?;
         let restore = Afterwards::run("echo \"$2\" > \"$1\"", &[path, before.trim_end()]);
@@ -48,17 +48,18 @@ impl Setting {
     }
 }
 
-/// The machine promises no more memory than before, except for swap space: pages that are swapped
-/// out cannot be read back. Processes may still ask for as much as there is swap space.
+/// Strict accounting of memory: the kernel promises no more than now, plus the swap space. So it
+/// refuses to read swapped pages back, but processes may still ask for as much as the swap space
+/// has.
 pub struct StrictCommit {
     _strict: Setting,
     _limit: Setting,
-    // Last: writing the limit sets it, too.
+    // Dropped last: writing the limit sets the ratio, too.
     _ratio: Setting,
 }
 
 impl StrictCommit {
-    /// From now until it is dropped.
+    /// Begins it; it ends when the value is dropped.
     pub fn begin() -> Self {
         let meminfo = fs::read_to_string("/proc/meminfo").expect("/proc is mounted");
         let committed = meminfo.lines().find_map(|line| line.strip_prefix("Committed_AS:"));
@@ -81,7 +82,7 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Makes one of `bytes`.
+    /// Makes a group limited to `bytes`.
     pub fn new(bytes: u64) -> Self {
         let hierarchy = Hierarchy::find().expect("doctor found one");
         let group = hierarchy.top().make_child("uzswap-tests").expect("root can make a group");
@@ -92,7 +93,7 @@ impl Limited {
         Self { group, _remove: remove }
     }
 
-    /// Starts a command in it.
+    /// Starts a command in the group.
     pub fn start(&self, command: &[&str]) -> Child {
         Command::new("sh")
             .args(["-c", "echo 0 > \"$0\" && exec \"$@\""])

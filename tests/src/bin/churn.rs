@@ -1,4 +1,4 @@
-//! A program that uses more memory than it has, and checks every byte of it.
+//! Uses more memory than it has, and checks every byte.
 //!
 //! `churn MIB UNTIL PROCESSES`: each process fills its share of the memory with text, pointers,
 //! noise, mixtures and zeros. Then it checks and rewrites pages at random, and at the end checks
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the processes and waits for them all.
+/// Starts the processes and waits for all of them.
 fn spread(mib: u64, until: &str, processes: u64) -> ExitCode {
     let program = std::env::current_exe().expect("the path of this program");
     let start = |seed: u64| {
@@ -43,7 +43,7 @@ fn spread(mib: u64, until: &str, processes: u64) -> ExitCode {
     worst
 }
 
-/// The content of page `number` in its `version`: some pages are identical to others.
+/// The content of page `number` in a `version`. Some pages are identical to others.
 fn page_of(seed: u64, number: usize, version: u16, page: &mut [u8; PAGE_BYTES]) {
     let content = Content::ALL[(number / 7 + usize::from(version)) % Content::ALL.len()];
     let twin = if number.is_multiple_of(11) { 0 } else { number as u64 };
@@ -76,7 +76,7 @@ fn churn(mib: u64, until: &str, seed: u64) -> ExitCode {
         right
     };
     while goes_on() {
-        // Mostly a few neighbours, as programs do.
+        // Mostly a few neighbouring pages, like other programs.
         let first = noise.below(pages as u64) as usize;
         let count = 1 + noise.below(8) as usize;
         for number in first..(first + count).min(pages) {

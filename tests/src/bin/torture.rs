@@ -1,10 +1,10 @@
-//! Uses its memory in every way that a program may, in several threads at once, and knows every
-//! byte. It runs in-process, in less memory than it uses.
+//! Uses its memory in every way that a program may, in several threads, and knows every byte. It
+//! runs in-process, in less memory than it uses.
 //!
 //! `torture SECONDS SEED FOLDER`: threads write and check pages, map, unmap, move, drop and page
 //! out, read and write files, and fork children that check and change their copy. Signals interrupt
-//! them, whose handler uses such memory, too, and other children are killed at random. Prints one
-//! line; ends with 1 at the first wrong byte.
+//! them, and the handler uses such memory, too. Other children are killed at random. Prints one
+//! line. Ends with 1 at the first wrong byte.
 
 #![expect(
     unsafe_code,
@@ -23,10 +23,10 @@ use uzswap_engine::testing::Noise;
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 const THREADS: u64 = 4;
-/// Pages of a thread's slab: at first, and at most.
+/// Pages of a thread's slab, at first and at most.
 const PAGES: usize = 3000;
 const PAGES_MAX: usize = 4500;
-/// Pages that handlers of signals use.
+/// Pages that signal handlers use.
 const HANDLED: usize = 256;
 
 static IS_OVER: AtomicBool = AtomicBool::new(false);
@@ -34,7 +34,7 @@ static OPERATIONS: AtomicU64 = AtomicU64::new(0);
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 static HANDLED_AT: AtomicU64 = AtomicU64::new(0);
 
-/// Memory, and its expected content: the version of each page, 0 for zeros.
+/// Memory with its expected content: the version of each page, 0 for zeros.
 struct Slab {
     at: *mut u64,
     versions: Vec<u32>,
@@ -42,7 +42,7 @@ struct Slab {
     noise: Noise,
 }
 
-/// Word `at` of a page: half of them noise, so that it compresses by half.
+/// Word `at` of a page. Half of the words are noise, so the page compresses to half.
 fn word(seed: u64, page: usize, version: u32, at: usize) -> u64 {
     let mixed = (seed << 40 ^ (page as u64) << 24 ^ u64::from(version)).wrapping_add(at as u64);
     match (version, at % 4) {
@@ -121,12 +121,11 @@ impl Slab {
         self.versions[first..first + count].fill(0);
     }
 
-    /// Moves and grows or shrinks.
+    /// Moves the slab, and grows or shrinks it.
     fn remap(&mut self) {
         let pages = PAGES_MAX - self.below(PAGES_MAX - PAGES / 2);
         let old = self.versions.len() * PAGE;
-        // SAFETY: the slab is one mapping after another, all alike; no other code has pointers to
-        // it.
+        // SAFETY: the slab is a sequence of alike mappings, and no other code has pointers to it.
         let moved =
             unsafe { libc::mremap(self.at.cast(), old, pages * PAGE, libc::MREMAP_MAYMOVE) };
         if moved == libc::MAP_FAILED {
@@ -136,11 +135,11 @@ impl Slab {
         self.versions.resize(pages, 0);
     }
 
-    /// Moves all of it to a new mapping.
+    /// Moves the whole slab to a new mapping.
     fn renew(&mut self) {
         let new = map(std::ptr::null_mut(), self.versions.len(), 0);
         let words = self.versions.len() * WORDS;
-        // SAFETY: both have as many words; the old one is not used again.
+        // SAFETY: both have this number of words; the old one is not used again.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at, new, words);
             assert_eq!(libc::munmap(self.at.cast(), words * 8), 0, "munmap");
@@ -148,7 +147,7 @@ impl Slab {
         self.at = new;
     }
 
-    /// Takes write access away, checks, and gives it back.
+    /// Makes pages read-only, checks them, and makes them writable again.
     fn protect(&mut self) {
         let (first, count) = self.range(20);
         for access in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
@@ -161,7 +160,7 @@ impl Slab {
         }
     }
 
-    /// Copies through a file to another place, by system calls alone.
+    /// Copies pages through a file to other memory, only by system calls.
     fn copy(&mut self, file: &File) {
         let (first, count) = self.range(60);
         let bytes = count * PAGE;
@@ -184,7 +183,8 @@ impl Slab {
         unsafe { libc::munmap(memory.cast(), bytes) };
     }
 
-    /// A child checks its copy, changes it, and checks that; this process's memory stays.
+    /// A child checks its copy, changes it, and checks it again. This process's memory must not
+    /// change.
     fn fork(&mut self) {
         // SAFETY: the child uses only memory and system calls, and ends by `_exit`.
         match unsafe { libc::fork() } {
@@ -211,7 +211,7 @@ impl Slab {
         }
     }
 
-    /// A child that never ends, and is killed.
+    /// Makes a child that never ends, and kills it.
     fn kill(&mut self) {
         let wait = Duration::from_millis(self.below(60) as u64);
         // SAFETY: as above.
@@ -263,7 +263,7 @@ impl Slab {
     }
 }
 
-/// The end of a child: its exit status, or the signal.
+/// The status of an ended child: its exit status, or the signal.
 fn status_of(child: i32) -> i32 {
     let child = Pid::from_raw(child);
     loop {
@@ -277,12 +277,12 @@ fn status_of(child: i32) -> i32 {
     }
 }
 
-/// Counts in memory that may be paged out, too.
+/// Counts in memory that may be paged out.
 extern "C" fn on_alarm(_: i32) {
     let turn = SIGNALS.fetch_add(1, Relaxed);
     let memory = HANDLED_AT.load(Relaxed) as *mut u64;
     let page = (turn as usize * 97) % HANDLED;
-    // SAFETY: this process has as many pages there; several handlers may run at once.
+    // SAFETY: this process has these pages; several handlers may run at the same time.
     unsafe {
         let first = std::sync::atomic::AtomicU64::from_ptr(memory.add(page * WORDS));
         let last = std::sync::atomic::AtomicU64::from_ptr(memory.add(page * WORDS + WORDS - 1));
@@ -305,7 +305,7 @@ fn interrupt() {
     }
 }
 
-/// The handlers' counts in the first and the last word of each page are the same.
+/// True if the handlers' counts in the first and the last word of each page are equal.
 fn check_handled() -> bool {
     let memory = HANDLED_AT.load(Relaxed) as *const u64;
     // SAFETY: as many pages are there.
@@ -339,7 +339,7 @@ fn main() -> ExitCode {
     }
     IS_OVER.store(true, Relaxed);
     let all_ended = threads.into_iter().all(|thread| thread.join().is_ok());
-    // SAFETY: no more signals: ignored from here on.
+    // SAFETY: ignores this signal from here on.
     unsafe { libc::signal(libc::SIGALRM, libc::SIG_IGN) };
     std::thread::sleep(Duration::from_millis(50));
     if !all_ended || !check_handled() {

@@ -28,7 +28,7 @@ impl Redis {
     fn start(limited: &Limited) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (server, socket) = (folder.path().join("redis-server"), folder.path().join("socket"));
-        // The program acts as the server by its name.
+        // The program is a Redis server if it is called by this name.
         symlink("/usr/bin/redis-check-rdb", &server).unwrap();
         let [server, socket] = [&server, &socket].map(|path| path.to_str().unwrap());
         let server = limited.start(&[server, "--save", "", "--port", "0", "--unixsocket", socket]);
@@ -48,7 +48,7 @@ impl Redis {
         line.trim_end().to_owned()
     }
 
-    /// Text with few repetitions, the same for the same key.
+    /// Text with few repetitions, which depends only on the key.
     fn value(key: usize) -> String {
         let mut text = String::with_capacity(BYTES + 16);
         let mut noise = key as u64 + 1;
@@ -61,7 +61,7 @@ impl Redis {
     }
 
     fn fill(&mut self) {
-        // Without waiting for each answer.
+        // Pipelined, without waiting for each answer.
         for keys in (0..KEYS).collect::<Vec<_>>().chunks(500) {
             let commands: String =
                 keys.iter().map(|key| format!("SET k{key} {}\r\n", Self::value(*key))).collect();
@@ -74,7 +74,7 @@ impl Redis {
         }
     }
 
-    /// Every `step`th value is the one that was set.
+    /// Checks every `step`th value.
     fn check(&mut self, step: usize) {
         for key in (0..KEYS).step_by(step) {
             assert_eq!(self.ask(&format!("GET k{key}")), format!("${BYTES}"));
@@ -127,7 +127,7 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     let is_small = || limited.group.usage().current < 305 * MIB;
     while !is_small() {
         redis.check(10_000);
-        // Without a pause it would wait for memory more than it works, and be released.
+        // Without a pause it would wait for memory more than half of the time, and get more.
         std::thread::sleep(Duration::from_millis(100));
         assert!(attach.try_wait().unwrap().is_none(), "it ended");
     }
@@ -142,7 +142,7 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     assert_eq!(limit(&folder), before);
     redis.check(7);
 
-    // After a kill its keeper restores the limit.
+    // After `attach` is killed, its keeper restores the limit.
     let mut attach = start();
     assert!(wait_for(|| limit(&folder) != before));
     attach.kill().unwrap();
@@ -156,19 +156,19 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 
 #[test]
 fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
-    // On version 1 the kernel may take minutes to set a limit below a program's memory, depending
-    // on the speed of the program's CPUs.
+    // On version 1 the kernel may take minutes to set a limit below a program's memory. That
+    // depends on the program's CPUs.
     if is_slow_and_skipped() {
         return;
     }
     let Some(machine) = Machine::take() else { return };
     let limited = Limited::new(1 << 30);
     let folder = limited.group.path().to_owned();
-    // Many, so that most of the time one of them waits, even on slow CPUs.
+    // Many processes, so that one waits most of the time, even on slow CPUs.
     let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "16"]);
     assert!(wait_for(|| limited.group.usage().current > 290 * MIB));
     let group = folder.display().to_string();
-    // Not a number: "max".
+    // An error: the value is "max".
     let bytes = || limit(&folder).parse::<u64>().unwrap_or(u64::MAX);
     let before = bytes();
     let mut attach = uzswap(&["attach", "--cgroup", &group, "--memory", "48M", "--quiet"])
@@ -202,7 +202,7 @@ fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
 #[test]
 fn a_process_among_others_is_paged_out_and_comes_back_whole() {
     let Some(machine) = Machine::take() else { return };
-    // The last program of it keeps its data until the input ends.
+    // The last program of the pipe keeps its data until the input ends.
     let script = "(seq 20000000; cat) | tail -c 150000000 | md5sum";
     let mut shell = Command::new("sh")
         .args(["-c", script])

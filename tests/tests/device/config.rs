@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use uzswap_sys::process;
 use uzswap_tests::{Machine, Served, program, wait_for};
 
-/// A configuration in a folder of its own.
+/// Configuration files in a folder of their own.
 struct Files {
     folder: tempfile::TempDir,
 }
@@ -37,7 +37,7 @@ fn config(what: &str, file: &Path) -> Output {
     Command::new(program("uzswap")).args(["config", what]).arg(file).output().unwrap()
 }
 
-/// The output as JSON: name and value.
+/// Name and value of each setting, from the JSON output.
 fn shown(file: &Path) -> Vec<(String, String)> {
     let mut command = Command::new(program("uzswap"));
     let output = command.args(["config", "show", "--json"]).arg(file).output().unwrap();
@@ -134,7 +134,7 @@ fn the_configuration_of_the_package_is_right() {
     let file = root.join("packaging/uzswap.conf");
     let check = config("check", &file);
     assert_eq!(check.status.code(), Some(0), "{}", String::from_utf8_lossy(&check.stderr));
-    // And so is each line that it only proposes.
+    // Each proposed line must be valid, too.
     let text = fs::read_to_string(file).unwrap();
     let is_proposed = |rest: &str| rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[');
     let line = |line: &str| match line.strip_prefix('#') {
@@ -153,7 +153,7 @@ fn a_reload_changes_what_can_be_changed_and_a_mistake_changes_nothing() {
     let text = "size = \"1G\"\npool = \"64M\"\ncompressor = \"lz4\"\nbacking = \"none\"\n\
                 [parameters]\nrecompress_idle_seconds = 77\n";
     let files = Files::new(text);
-    // The command line wins.
+    // The command line overrides the files.
     let path = files.path();
     let mut served = Served::start(&["--config", path.to_str().unwrap(), "--pool", "80M"]);
     let parameter = |name: &str| {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use uzswap_tests::{FOLDER, Machine, Run, is_over_ublk, program, wait_for};
 
-/// Two programs that go on using three times their memory, until they are ended.
+/// Two programs that use three times their memory until they are killed.
 fn churning() -> Run {
     let churn = program("churn");
     let options = ["--memory", "32M", "--pool", "64M", "--backing", "none"];
@@ -50,8 +50,8 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         ("memory", "99999999 offline"),
         ("memory", "0 absent"),
     ] {
-        // Sections are added meanwhile, as the pool needs them. A write could have changed the
-        // state of the first one, and the offline ones.
+        // Meanwhile the pool may add sections. Only the first section and offline ones are
+        // compared, whose state a write could have changed.
         let kept = || match (name, read(name)) {
             ("memory", text) => {
                 let first = text.split([' ', ',', '\n']).nth(1).map(str::to_owned);
@@ -94,7 +94,7 @@ fn sections_are_taken_off_and_put_back_under_load() {
         let shown = String::from_utf8(memory(&[]).stdout).unwrap();
         assert!(shown.contains("offline") && shown.contains("online"), "{shown}");
         assert!(memory(&["online", section]).status.success());
-        // An empty section may be `going-offline` at this moment: its memory is given back.
+        // An empty section may be `going-offline` at this moment, while its memory is given back.
         assert!(!states().contains(" offline"), "{}", states());
     }
     let refused = memory(&["offline", "99999999"]);

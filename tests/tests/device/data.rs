@@ -11,7 +11,7 @@ const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const LIMIT: &str = "64M";
 const MEMORY: &str = "192";
 
-/// A short form in the quick checks; ten minutes over the configurations in the full ones.
+/// Short in the quick checks; in the full ones, ten minutes over all configurations.
 fn seconds() -> &'static str {
     if is_full() { "66" } else { "3" }
 }
@@ -56,7 +56,7 @@ fn no_wrong_byte_while_the_compressor_changes() {
     let compressor = run.mount().join("parameters/compressor");
     let mut changes = 0;
     for name in ["lz4", "zstd:3", "lzo", "deflate", "wkdm", "zstd", "raw"].iter().cycle() {
-        // It is gone once the run ends.
+        // The file is gone after the run.
         if std::fs::write(&compressor, name).is_err() {
             break;
         }
@@ -85,7 +85,7 @@ fn no_wrong_byte_while_pages_that_compress_badly_go_straight_to_the_backing() {
     let parameter = |name: &str| run.mount().join("parameters").join(name);
     std::fs::write(parameter("max_compression_ratio"), "50").unwrap();
     assert!(wait_for(|| run.statistic("written_through_pages") > 100));
-    // Off and on: stored pages stay readable.
+    // Off and on again: stored pages must stay readable.
     std::fs::write(parameter("enabled"), "N").unwrap();
     assert!(wait_for(|| run.statistic("reject_disabled") > 100));
     std::fs::write(parameter("enabled"), "Y").unwrap();

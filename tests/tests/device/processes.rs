@@ -16,14 +16,14 @@ use uzswap_tests::{
     wait_for,
 };
 
-/// Keeps 96 MiB of text with numbers, and checks each page when it is told to.
+/// Keeps 96 MiB of text with numbers, and checks each page when told to.
 const HOLDER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(24576)]\n\
                       print('filled', flush=True)\n\
                       sys.stdin.readline()\n\
                       print(all(a[i] == b'page %d ' % i * 400 for i in range(24576)), flush=True)";
 
-/// A program in little memory, most of whose pages are swapped out.
+/// A program in little memory. Most of its pages are swapped out.
 struct Holder {
     child: Child,
     said: Lines<BufReader<ChildStdout>>,
@@ -37,12 +37,12 @@ impl Holder {
         let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(said.next().unwrap().unwrap(), "filled");
         assert!(wait_for(|| served.swapped_out() > 12_000));
-        // Room to read them back into.
+        // Room to read the pages back.
         limited.group.set_limit(1 << 30, 0).unwrap();
         Self { child, said, limited }
     }
 
-    /// Panics unless every page is as it was.
+    /// Panics if a page has changed.
     fn assert_whole(mut self) {
         writeln!(self.child.stdin.as_mut().unwrap(), "look").unwrap();
         let said = self.said.next().map(Result::unwrap);
@@ -52,7 +52,7 @@ impl Holder {
     }
 }
 
-/// Has a process run a few milliseconds a second only, until it is dropped.
+/// Lets a process run only some milliseconds a second, until dropped.
 struct Slowed {
     pid: i32,
     stop: Arc<AtomicBool>,
@@ -65,7 +65,7 @@ impl Slowed {
         let of_thread = stop.clone();
         let thread = std::thread::spawn(move || {
             while !of_thread.load(Relaxed) {
-                // An error: it has ended.
+                // An error: the process has ended.
                 let _ = kill(pid, libc::SIGSTOP);
                 std::thread::sleep(Duration::from_millis(250));
                 let _ = kill(pid, libc::SIGCONT);
@@ -88,7 +88,7 @@ fn listed() -> String {
     fs::read_to_string("/proc/swaps").unwrap()
 }
 
-/// A `serve` with a program's pages, whose daemon is slow.
+/// A `serve` that has a program's pages, with a slow daemon.
 fn served() -> (Served, Holder, Slowed) {
     let served = Served::start(&["--size", "256M", "--pool", "200M", "--backing", "none"]);
     let holder = Holder::start(&served);
@@ -96,7 +96,7 @@ fn served() -> (Served, Holder, Slowed) {
     (served, holder, slowed)
 }
 
-/// Panics if the daemon ends while the kernel still lists an area; returns when it lists none.
+/// Panics if the daemon ends while the kernel lists an area. Returns when it lists none.
 fn watch_until_off(daemon: i32) {
     let is_off = || {
         let has_daemon = uzswap_sys::process::has_memory(daemon);
@@ -114,7 +114,7 @@ fn a_keeper_killed_while_everything_is_read_back_takes_no_page_along() {
     served.terminate();
     std::thread::sleep(Duration::from_millis(800));
     assert!(served.is_on(), "it was too fast for this test");
-    // As systemd does after TimeoutStopSec; and the process that takes over, too.
+    // Like systemd after TimeoutStopSec. The process that takes over is killed as well.
     let daemon = process_of("daemon");
     served.child.kill().unwrap();
     served.child.wait().unwrap();
@@ -139,7 +139,7 @@ fn a_swapoff_by_somebody_else_that_is_under_way_is_waited_for() {
     assert!(served.is_on() && other.try_wait().unwrap().is_none(), "it was too fast");
     served.terminate();
     std::thread::sleep(Duration::from_secs(2));
-    // It ends before its work is done; ours is to go on.
+    // This swapoff is killed before it is done. Ours must go on.
     other.kill().unwrap();
     drop(slowed);
     watch_until_off(daemon);
@@ -169,7 +169,7 @@ fn a_daemon_killed_while_the_last_run_s_pages_are_read_back_is_replaced() {
     machine.assert_as_before();
 }
 
-/// The files that a process has open below our mounted folder, except the folder itself.
+/// The files below our mounted folder that a process has open, without the folder itself.
 fn own_files(pid: i32) -> Vec<PathBuf> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let files = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -183,7 +183,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
     let churn = program("churn");
     let options = ["--memory", "64M", "--backing", "none", "--pool", "400M", "--size", "1G"];
     let run = Run::start(&options, &[churn.to_str().unwrap(), "300", &seconds(14), "2"]);
-    // Where nine in a row are killed at once, the pages are taken to be lost.
+    // After nine kills in a row that come too soon, the pages count as lost.
     let (mut kills, mut last_maker, mut of_maker) = (0, 0, 0);
     let began = Instant::now();
     let mut run = run;
@@ -191,7 +191,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
         let Some(seen) = state().filter(|state| state["daemon"].is_object()) else { continue };
         let pid = |role: &str| seen[role]["pid"].as_i64().unwrap_or_default() as i32;
         let (daemon, maker) = (pid("daemon"), pid("area_maker"));
-        // None that serves has its own file open, nor anybody with connections.
+        // No daemon that serves has its own file open, nor has a process with the connections.
         let open = [own_files(daemon), own_files(pid("keeper"))].concat();
         assert_eq!(open, Vec::<PathBuf>::new());
         of_maker = if maker == last_maker { of_maker } else { 0 };
@@ -199,7 +199,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
         let is_made = maker > 0 && uzswap_sys::process::has_memory(maker);
         if seen["outlives_daemon"] == true && is_made && kills < 12 && of_maker < 3 {
             std::thread::sleep(Duration::from_micros(700 * kills));
-            // An error: it was killed already.
+            // An error: the daemon was killed already.
             let _ = kill(daemon, libc::SIGKILL);
             (kills, of_maker) = (kills + 1, of_maker + 1);
             let is_replaced = |state: serde_json::Value| state["daemon"]["pid"] != daemon;
@@ -212,7 +212,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
     machine.assert_as_before();
 }
 
-/// A run that does nothing until it is ended.
+/// A run that waits until it is ended.
 fn idle_run() -> Run {
     let options = ["--memory", "64M", "--backing", "none", "--pool", "64M", "--size", "64M"];
     let run = Run::start(&options, &["sleep", "600"]);
@@ -220,7 +220,7 @@ fn idle_run() -> Run {
     run
 }
 
-/// Joins the keeper as a run does, and leaves.
+/// Joins the keeper like a run, and leaves.
 fn take_part_and_leave() {
     let ask = format!(
         "{{\"Join\":{{\"run\":{{\"pid\":{},\"command\":\"x\",\"memory\":1}},\"options\":null}}}}\n",
@@ -235,15 +235,15 @@ fn take_part_and_leave() {
     while !lines.next().unwrap().unwrap().contains("Left") {}
 }
 
-/// It read a file that the daemon serves. Then it could not be stopped either, and the machine
-/// could not sleep.
+/// Once the keeper read a file that the daemon serves. Then the kernel could not stop the keeper
+/// either, and the machine could not sleep.
 #[test]
 fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
     let Some(machine) = Machine::take() else { return };
     let run = idle_run();
     let daemon = process_of("daemon");
     kill(daemon, libc::SIGSTOP).unwrap();
-    // It has asked meanwhile.
+    // By now the keeper has asked the daemon for its room.
     std::thread::sleep(Duration::from_secs(1));
     take_part_and_leave();
     kill(daemon, libc::SIGCONT).unwrap();
@@ -257,7 +257,7 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     let Some(machine) = Machine::take() else { return };
     let run = idle_run();
     run.signal(libc::SIGSTOP);
-    // So many that the messages about them fill its socket.
+    // So many that the messages about them fill the run's socket.
     for _ in 0..600 {
         take_part_and_leave();
     }
@@ -275,7 +275,7 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
 #[test]
 fn without_much_room_the_kernel_is_left_few_slots() {
     let Some(machine) = Machine::take() else { return };
-    // So from the start, before any program is short of memory.
+    // From the start, before any program is short of memory.
     let options = ["--memory", "64M", "--pool", "24M", "--backing", "none", "--size", "1G"];
     let run = Run::start(&options, &["sleep", "600"]);
     run.wait_until_running();

@@ -16,7 +16,7 @@ use uzswap_tests::{
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
-/// Needs 200 MiB, half of it noise.
+/// A program that needs 200 MiB, half of it noise.
 const HUNGRY: &str = "import os\n\
                       a=[os.urandom(2048)+bytes(2048) for _ in range(50000)]\n\
                       print(sum(len(x) for x in a))";
@@ -28,7 +28,7 @@ fn a_program_that_needs_three_times_its_memory_finishes() {
     run.assert_code(0);
     assert_eq!(run.stdout(), "204800000\n");
     let memory = run.report["memory_peak"].as_u64().unwrap();
-    // Five times a 64th of the limit: the possible excess at a moment without anything to reclaim.
+    // Five times a 64th of the limit: the excess while nothing can be reclaimed for a moment.
     assert!(memory <= 69 << 20, "it took {memory} bytes");
     assert!(run.statistic("pages_swapped_out") > 20_000, "{}", run.report);
     let ratio = run.report["ratio"].as_f64().unwrap();
@@ -43,7 +43,7 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     let Some(_machine) = Machine::take() else { return };
     const MEMORY: u64 = 192 << 20;
     let options = ["--memory", "192M", "--include-pool", "--pool", "128M", "--backing", "none"];
-    // Once it has swapped it waits, so that its limit is that of the last check.
+    // After swapping it waits, so that its limit is that of the last check.
     let gate = Gate::new();
     let script = format!("{HUNGRY}\nopen('{}').read()", gate.path().display());
     let run = Run::start(&options, &["python3", "-c", &script]);
@@ -51,7 +51,7 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     let group = run.group().unwrap();
     let is_shared = || {
         let pool = run.statistic("pool_total_size");
-        // The kernel does not charge the pool to the group: together they stay within the memory.
+        // The kernel does not charge the pool to the group. Together they must keep to the memory.
         pool > 16 << 20 && group.usage().current + pool <= MEMORY
     };
     assert!(wait_for(is_shared), "{} bytes", group.usage().current);
@@ -59,8 +59,8 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     run.finish().assert_code(0);
 }
 
-/// A process that serves I/O may not wait for it: a command with that mark finds no memory to swap
-/// out.
+/// A process that serves I/O may not wait for I/O. A command with that mark would find no memory to
+/// swap out.
 #[test]
 fn the_command_is_not_marked_as_serving_io() {
     const MEMALLOC_NOIO_OR_LOCAL_THROTTLE: u64 = 0x80000 | 0x10_0000;
@@ -125,7 +125,7 @@ fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
         format!("trap '' INT; read line <{}; while :; do sleep 0.05; done", path.display());
     let mut run = Run::start(&LIMITS, &["sh", "-c", &script]);
     gate.open();
-    // Two signals that come close to each other may be one.
+    // Two signals that arrive close together may be one.
     let ended = wait_for(|| {
         run.signal(libc::SIGINT);
         std::thread::sleep(Duration::from_millis(300));
@@ -202,7 +202,7 @@ fn a_backing_in_use_is_refused_and_one_made_for_a_run_is_gone_with_it() {
     let options = ["--memory", "64M", "--backing", &backing];
     Run::start(&options, &["true"]).finish().assert_code(0);
     assert!(!path.exists(), "it was made for the run");
-    // An empty file is taken as it is, and stays; meanwhile no other process can have it.
+    // An existing empty file is used and stays. Meanwhile no other process can use it.
     fs::write(&path, "").unwrap();
     let held = fs::File::open(&path).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -286,8 +286,8 @@ fn a_run_that_joins_says_what_does_not_apply() {
     first.finish().assert_code(0);
 }
 
-/// Starts a run of four processes for each CPU, in a third of their memory, which only use it, for
-/// so many seconds.
+/// Starts a run of four processes for each CPU, in a third of their memory. They only use their
+/// memory, for this number of seconds.
 fn thrash(seconds: &str) -> Run {
     let count = 4 * uzswap_sys::cpu::allowed();
     let [limit, pool] = [8, 32].map(|mib| format!("{}M", mib * count));
@@ -354,7 +354,7 @@ fn without_root_a_program_alone_says_how_its_libraries_come() {
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{stderr}");
-    // In-process is the way without root, and its libraries are not there.
+    // In-process works without root, but its libraries are missing there.
     assert!(stderr.contains("neither beside") && stderr.contains("pip install"), "{stderr}");
 }
 
@@ -367,8 +367,8 @@ fn a_program_that_fits_nowhere_is_ended_and_the_report_says_why() {
         run.assert_code(137);
         assert_eq!(run.report["oom_kills"], 1, "{}", run.report);
         assert!(run.stderr().contains("killed for lack of memory"), "{}", run.stderr());
-        // The kernel finds swap space full. If pages were refused, it would retry them half a
-        // million times. The number of refusals until the keeper checks depends on the scheduler.
+        // The kernel finds swap space full. If pages were refused instead, it would retry half a
+        // million times. The refusals until the keeper's next check depend on the scheduler.
         assert!(run.statistic("request_errors") < 20_000, "{}", run.report);
     }
 }

@@ -13,7 +13,7 @@ use uzswap_tests::{
     Limited, Machine, Served, StrictCommit, is_over_ublk, program, transport_options, wait_for,
 };
 
-/// Has 96 MiB of text with numbers, and checks each page when told to.
+/// Keeps 96 MiB of text with numbers, and checks each page when told to.
 const KEEPER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(24576)]\n\
                       print('filled', flush=True)\n\
@@ -30,10 +30,10 @@ fn sigterm_reads_every_page_back_before_the_device_goes() {
     let mut said = BufReader::new(keeper.stdout.take().unwrap()).lines();
     assert_eq!(said.next().unwrap().unwrap(), "filled");
     assert!(wait_for(|| served.swapped_out() > 12_000));
-    // Enough to read them back.
+    // Enough to read the pages back.
     limited.group.set_limit(1 << 30, 0).unwrap();
 
-    // The kernel refuses to switch an area off without enough memory: then it stays served.
+    // Without enough memory the kernel refuses to switch an area off. Then it must stay served.
     {
         let _strict = StrictCommit::begin();
         served.terminate();
@@ -76,9 +76,9 @@ fn systemd_is_told_when_the_kernel_swaps_to_it() {
     assert_eq!(served.wait().unwrap().code(), Some(0));
 }
 
-/// Has 700 MiB of text with numbers, has the kernel page it out for each line that it reads, and
-/// checks each page at the end of its input. It reads all pages first: the kernel does not page out
-/// one again that nobody has used since.
+/// Has 700 MiB of text with numbers. Has the kernel page it out for each line of its input, and
+/// checks each page at the end of the input. Each time it first reads all pages: the kernel does
+/// not page out a page again that was not used since.
 const PAGED_OUT: &str = r"
 import mmap, sys, time
 PAGES, MADV_PAGEOUT = 180000, 21
@@ -94,7 +94,7 @@ for line in sys.stdin:
 print(all(memory[i * 4096:(i + 1) * 4096] == page(i) for i in range(PAGES)))
 ";
 
-/// The areas over loop devices that the kernel lists, with the part of the disk that each is over.
+/// The kernel's areas over loop devices, with the part of the disk under each.
 fn areas() -> Vec<(String, Range<u64>)> {
     let listed = uzswap_sys::swap::areas().unwrap();
     let part = |path: &Path| {

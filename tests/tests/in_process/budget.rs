@@ -194,31 +194,30 @@ int main(int words, char **word) {
 }
 "#;
 
-/// The excess of one process for a moment: it is taken over when a quarter is left, and the
+/// The excess of a single process for a moment: it is taken over when a quarter is left, and the
 /// takeover needs memory.
 const ALONE: u64 = 16 << 20;
-/// The excess of several: a new one has its share before the others have given it back. After a
-/// fork shared pages are copied faster than others leave.
+/// The excess of several processes: a new one gets its share before the others have given it back.
+/// After a fork, shared pages are copied faster than others leave.
 const TOGETHER: u64 = 48 << 20;
-/// The excess of 24 that start at once: 2 MiB each, before they are counted. It was 343 MiB without
-/// counting, and 130 MiB where the others left no room for the take-overs.
+/// The excess of 24 processes that start at the same time: 2 MiB each before they are counted. It
+/// was 343 MiB without counting. It was 130 MiB when the others left no room for the take-overs.
 const AT_ONCE: u64 = 48 << 20;
 
-/// Runs the program with so many MiB, all at once: it must succeed, and exceed the budget by this
-/// much at most.
+/// Runs the program in this memory. It must succeed, and exceed the budget by at most `beyond`.
 fn check(words: &[&str], mib: u64, beyond: u64) {
     let (said, _) = check_with(&["--no-load-control"], words, mib, beyond);
     assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
 }
 
-/// The same, with options; returns the report's text, and the most bytes that they had.
+/// The same, with options. Returns the report's text, and the peak of all processes, bytes.
 fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> (String, u64) {
     let (said, peak) = run(&[], options, words, mib);
     assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
     (said, peak)
 }
 
-/// Runs the program with options and variables: it must succeed. Returns the same.
+/// Runs the program with options and variables. It must succeed. Returns the same.
 fn run(variables: &[(&str, &str)], options: &[&str], words: &[&str], mib: u64) -> (String, u64) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), PROGRAM, &[]);
@@ -233,7 +232,7 @@ fn run(variables: &[(&str, &str)], options: &[&str], words: &[&str], mib: u64) -
     (said, peak)
 }
 
-/// One after the other: each is a load for the other one's threads, which must check in time.
+/// Runs one after the other: each would delay the other's threads, which must check in time.
 #[test]
 fn processes_keep_near_to_the_budget() {
     check(&["rush", "192"], 64, ALONE);
@@ -245,35 +244,35 @@ fn processes_keep_near_to_the_budget() {
     assert!(said.contains("suspended a process"), "in turns they all fit: {said}");
 }
 
-/// Of two processes with 48 MiB each in 64, one waits for the other: in equal parts it would keep
-/// 32, and the other would fault all the time.
+/// Two processes have 48 MiB each, in 64 MiB. One waits for the other. With equal shares it would
+/// keep 32 MiB, and the other would fault all the time.
 #[test]
 fn a_process_that_waits_leaves_its_memory_to_one_that_works() {
     check(&["idle", "48"], 64, TOGETHER);
 }
 
-/// Three forks of a program that has nearly all of the limit write to all of it.
+/// Three forks of a program with nearly all of the limit write to all of their memory.
 #[test]
 fn a_run_says_that_forks_had_more_than_its_limit() {
     let (said, peak) = check_with(&[], &["share", "48"], 64, 3 * (48 << 20));
     assert!(peak < 80 << 20 || said.contains("processes were forks, with"), "{said}");
 }
 
-/// In equal parts they would have 4 or 8 MiB each, of which the pager's tables and buffers were
-/// nearly all: a program ended, or all waited for each other.
+/// With equal shares they would have 4 or 8 MiB each, nearly all of it for the pager's tables and
+/// buffers. Once a program ended because of that, or all waited for each other.
 #[test]
 fn processes_whose_parts_are_too_small_all_end_and_the_report_says_that_they_need_more() {
     for (count, cpus) in [("4", "2"), ("4", "16"), ("8", "16")] {
         let (said, peak) = run(&[("UZSWAP_TEST_CPUS", cpus)], &[], &["little", count], 32);
         assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
-        // Our sum has the run's own process besides, and is of samples one after the other.
+        // Our sum includes the run's own process, and its samples are not from the same moment.
         let is_said = said.contains("uzswap: beyond the limit: ");
         assert!(is_said || peak < (32 << 20) + ALONE, "{} KiB: {said}", peak >> 10);
         let told = said.split(" s in ").nth(1).and_then(|rest| rest.split(' ').next());
         let told: f64 = told.unwrap().parse().unwrap();
         assert!(is_said || told <= 32.0 * 1.15, "{said}");
         let is_named = said.contains("32.0 MiB are too few for so many at once");
-        // Four grow to that for a moment, before they are taken over.
+        // Four processes grow to this for a moment, before they are taken over.
         assert!(peak < 80 << 20 || is_named, "{} KiB: {said}", peak >> 10);
     }
 }

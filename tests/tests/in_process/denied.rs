@@ -11,9 +11,10 @@ use std::path::Path;
 use std::process::Output;
 use uzswap_tests::{as_nobody, compile, forking_heap, functions_in_c, is_full};
 
-/// Becomes a program under Docker's default profile for a container without capabilities (moby,
-/// profiles, seccomp/default.json of 2026). It denies that list on x86-64, `clone3`, which seems
-/// not to exist, and `clone` of namespaces. Or instead of the list, or besides it, one call.
+/// Runs a program under Docker's default profile for a container without capabilities (moby,
+/// profiles, seccomp/default.json of 2026). On x86-64 it denies this list and `clone` of
+/// namespaces, and answers `clone3` as if that did not exist. Another argument denies a single
+/// call, instead of the list or besides it.
 const FILTER: &str = r#"
 import ctypes, os, struct, sys
 calls = ctypes.CDLL(None, use_errno=True)
@@ -43,12 +44,12 @@ const PROFILE: &str = "profile";
 const JUST_USERFAULTFD: &str = "userfaultfd";
 const AND_PWRITE64: &str = "pwrite64";
 
-/// The means by which pages leave where it is denied, with the words of the report. The second is
-/// that of a kernel without guards.
+/// The means by which pages leave when userfaultfd is denied, with the report's words. The second
+/// is for a kernel without guards.
 const MEANS: [(&str, &str); 2] =
     [("guards", "by guard pages, slower"), ("protection", "by protection, slower yet")];
 
-/// Runs uzswap under the filter, as nobody, if this is root: `/dev/userfaultfd` is root's.
+/// Runs uzswap under the filter, and as nobody if this is root: `/dev/userfaultfd` is root's.
 fn run_under(which: &str, folder: &Path, means: &str, words: &[&str]) -> Output {
     let mut command = as_nobody(folder);
     command.env("UZSWAP_MEANS", means);
@@ -59,8 +60,8 @@ fn run_under(which: &str, folder: &Path, means: &str, words: &[&str]) -> Output 
     command.output().unwrap()
 }
 
-/// A command in so much memory under the filter succeeds, was taken over, and has the same output
-/// as alone, by each means.
+/// Runs a command in this memory under the filter, by each means. It must be taken over, succeed,
+/// and have the same output as alone.
 fn check(folder: &Path, memory: &str, words: &[&str]) {
     let options = ["run", "--in-process", "--memory", memory, "--"];
     for (means, by) in MEANS {
@@ -68,7 +69,7 @@ fn check(folder: &Path, memory: &str, words: &[&str]) {
         let said = String::from_utf8_lossy(&with.stderr);
         assert!(with.status.success(), "{}: {said}", with.status);
         assert!(said.contains("kept small") && !said.contains(" 0 processes"), "{said}");
-        // Without guards in the kernel the first is protection, too.
+        // If the kernel has no guards, the first means is protection, too.
         assert!(said.contains(by) || said.contains(MEANS[1].1), "{said}");
         compare(folder, words, &with);
     }
@@ -96,9 +97,9 @@ fn under_dockers_profile_gcc_makes_the_same_object_in_half_of_its_memory() {
     check(folder.path(), "32M", &["sh", "-c", command]);
 }
 
-/// Inaccessible memory of the program itself, and its own faults, stay its own. A handler of
-/// SIGSEGV is called for its own page and no other. Memory that it protects, opens again, moves and
-/// drops keeps its content.
+/// The program's own inaccessible memory and its own faults stay its own. Its handler of SIGSEGV is
+/// called for its own page and no other. Memory that it protects, opens again, moves and drops
+/// keeps its content.
 const OWN_FAULTS: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -236,7 +237,7 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     let told = String::from_utf8_lossy(&doctor.stdout);
     let (_, told) = told.split_once("in-process (run --in-process): ").unwrap();
     assert!(told.starts_with("does not work here"), "{told}");
-    // The same words, with the details behind the name of the check.
+    // doctor gives the same reason, with details behind the name of the check.
     let reason = said.trim_end().strip_prefix("uzswap: in-process: ").unwrap();
     let reason = reason.strip_suffix("; such commands run without").unwrap();
     assert!(told.contains(reason), "{told}");

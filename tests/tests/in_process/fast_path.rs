@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use uzswap_tests::program;
 
-/// Processor features that such code may use: general registers, and SSE.
+/// Processor features that this code may use: general registers, and SSE.
 const ALLOWED: [CpuidFeature; 16] = [
     CpuidFeature::INTEL8086,
     CpuidFeature::INTEL8086_ONLY,
@@ -38,11 +38,11 @@ const ENDS: [&str; 3] = ["panicking", "_fail", "__tls_get_addr"];
 
 /// A library's functions, and the targets that the dynamic linker fills in.
 struct Library<'a> {
-    /// By their first address: name, bytes of code.
+    /// By first address: name, and bytes of code.
     functions: BTreeMap<u64, (&'a str, &'a [u8])>,
-    /// By address: a target in the library, or the name of a function of another one.
+    /// By address: a target in the library, or the name of another library's function.
     linked: HashMap<u64, Result<u64, &'a str>>,
-    /// Jumps through entries of `linked`; they have no names.
+    /// Jumps through entries of `linked`. They have no names.
     jumps: Option<(u64, &'a [u8])>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Library<'a> {
         (address < start + code.len() as u64).then_some(*start)
     }
 
-    /// The target of an address: if a jump through `linked` is there, that of the jump.
+    /// The target of an address. If a jump through `linked` is there, that jump's target.
     fn behind_jump(&self, address: u64) -> Result<u64, &'a str> {
         let Some((start, code)) = self.jumps else { return Ok(address) };
         let at = address.wrapping_sub(start) as usize;
@@ -93,7 +93,7 @@ impl<'a> Library<'a> {
         self.linked[&jump.unwrap().ip_rel_memory_address()]
     }
 
-    /// The targets of an instruction besides the next one: of its jump or call, and the address
+    /// The targets of an instruction, besides the next one: of its jump or call, and the address
     /// that it takes.
     fn targets(&self, instruction: &Instruction) -> Vec<Result<u64, &'a str>> {
         let mut targets = Vec::new();

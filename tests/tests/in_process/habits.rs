@@ -15,7 +15,7 @@ fn folder(program: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("habits").join(program);
     let mut compiler = Command::new("cc");
-    // Cleanup handlers are then the unwinder's.
+    // Makes cleanup handlers run by the unwinder.
     compiler.args(["-O1", "-fexceptions", "-pthread", "-o", "program"]).arg(source);
     assert!(compiler.current_dir(&folder).status().unwrap().success());
     if program == "mappings.c" {
@@ -24,7 +24,7 @@ fn folder(program: &str) -> tempfile::TempDir {
     folder
 }
 
-/// Runs a command of a shell as nobody, if this is root. One that hangs is killed.
+/// Runs a shell command as nobody, if this is root. Kills it if it hangs.
 fn run(folder: &Path, command: &str) -> Output {
     let mut run = as_nobody(folder);
     run.args(["timeout", "--signal=KILL", "120", "sh", "-c", command]);
@@ -40,7 +40,7 @@ fn said(output: &Output) -> String {
 const RUN: &str = "./uzswap run --in-process --memory 32M --";
 
 /// Compares the output of a program's habits. Each runs in a process that is kept small, unless it
-/// has memory to spare. The shell does `before` first.
+/// has memory to spare. The shell runs `before` first.
 fn compare_with(program: &str, habits: &[&str], before: &str) {
     let folder = folder(program);
     for habit in habits {
@@ -105,7 +105,7 @@ fn a_program_whose_user_may_queue_no_signals_is_kept_small() {
     compare_with("signals.c", &["nothing_queued"], "ulimit -i 0;");
 }
 
-/// A library with a system call of its own, for a program that loads it late.
+/// A library with its own system call, which a program loads late.
 const LIBRARY: &str = r#"
 long call(long number, long a, long b, long c) {
     __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
@@ -159,7 +159,7 @@ fn threads_of_ours_have_stacks_where_a_program_maps_nothing() {
     compare("forks.c", &["stacks"]);
 }
 
-/// The bytes of a part that stays, by the report.
+/// The bytes of a part that stays in memory, from the report.
 fn stays(output: &Output, why: &str) -> f64 {
     let told = String::from_utf8_lossy(&output.stderr);
     let line = told.lines().find(|line| line.contains(why)).unwrap_or_default();
@@ -171,7 +171,7 @@ fn stays(output: &Output, why: &str) -> f64 {
 fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
     let folder = folder("mappings.c");
     let with = run(folder.path(), &format!("UZSWAP_MEANS=guards {RUN} ./program written_code"));
-    // Both parts, of 12 MiB each, to a few pages.
+    // Both parts, each of 12 MiB, except a few pages.
     let mib = stays(&with, "this memory is code");
     assert!((20.0..28.0).contains(&mib), "{mib} MiB: {}", said(&with));
     let told = String::from_utf8_lossy(&with.stderr);

@@ -8,7 +8,7 @@
 //! UZSWAP_FUZZ_ALL=1         operations with known faults, too
 //! ```
 //! The program in `tests/history` performs a history. `found.txt` has reduced histories that found
-//! a fault, and `unmended` the operations that are left out. A failing test prints the seed and the
+//! a fault. `unmended` has the operations that are left out. A failing test prints the seed and the
 //! reduced history.
 
 #![cfg(target_arch = "x86_64")]
@@ -26,7 +26,7 @@ mod unmended;
 use run::{Rig, Way, first_difference};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Seconds for which a history is reduced; `UZSWAP_FUZZ_SHRINK` overrides it.
+/// Seconds for reducing a history. `UZSWAP_FUZZ_SHRINK` overrides it.
 const SHRINKING: u64 = 90;
 
 fn number(name: &str) -> Option<u64> {
@@ -35,11 +35,11 @@ fn number(name: &str) -> Option<u64> {
     Some(hex.unwrap_or_else(|| text.parse()).expect("a number"))
 }
 
-/// Runs a history alone and by both doors. Returns the differences, and true if pages left
-/// by both.
+/// Runs a history alone and in both ways. Returns the differences, and true if pages left in both
+/// ways.
 fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
     let alone = rig.run(history, Way::Alone);
-    // The statuses of a history that finds a fault in itself.
+    // These statuses mean that the history itself is at fault.
     let is_sound = ["96", "97", "98"].iter().all(|end| !alone.told.ends_with(&format!(" {end}\n")));
     assert!(is_sound, "alone: {}{}\n{history}", alone.told, alone.said);
     let (mut all, mut has_left) = (Vec::new(), true);
@@ -61,10 +61,10 @@ fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
     (all, has_left)
 }
 
-/// Histories of the quick checks: the same on each machine, however fast it is.
+/// Histories of the quick checks, the same number on each machine.
 const QUICK_MAX: u64 = 12;
 
-/// Runs the history of a seed and prints each difference. `None`: it differs; true: pages left.
+/// Runs the history of a seed and prints each difference. `None` if it differs, true if pages left.
 fn check(rig: &Rig, seed: u64) -> Option<bool> {
     let history = generate::history(seed);
     let (differences, has_left) = try_both(rig, &history);
@@ -109,7 +109,7 @@ fn any_history_is_in_process_what_it_is_alone() {
     assert!(left > count / 2, "pages left in {left} of {count} histories");
 }
 
-/// Each begins with a line `# NAME`. Names in `unmended` are skipped.
+/// Each history begins with a line `# NAME`. Names in `unmended` are skipped.
 #[test]
 fn histories_that_found_a_fault_are_the_same_now() {
     let rig = Rig::new();
@@ -127,8 +127,8 @@ fn histories_that_found_a_fault_are_the_same_now() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// Buffers and memory set aside are per CPU. Where there are many CPUs, they once were all of a
-/// small budget: children of the program ended for want of memory, or waited for it without end.
+/// Each CPU has buffers and memory set aside. With many CPUs these once took all of a small budget:
+/// children of the program ended for want of memory, or waited for it without end.
 #[test]
 fn a_history_in_little_memory_is_the_same_on_many_cpus() {
     let rig = Rig::with_cpus(128);

@@ -16,14 +16,14 @@ use std::process::Output;
 use std::time::{Duration, Instant, SystemTime};
 use uzswap_tests::{as_nobody, compile, is_full, nobody, wait_for};
 
-/// Runs a command as nobody, if this is root. HERE is the folder.
+/// Runs a command as nobody, if this is root. HERE stands for the folder.
 fn run(folder: &Path, words: &[&str]) -> Output {
     let mut command = as_nobody(folder);
     command.args(words.iter().map(|word| word.replace("HERE", folder.to_str().unwrap())));
     command.output().unwrap()
 }
 
-/// 50 MB that do not compress, in two processes that change their copies at the same time.
+/// 50 MB of noise, in two processes that change their copies at the same time.
 const NOISE: &str = r#"
 import hashlib, os, random
 noise = random.Random(1)
@@ -70,7 +70,7 @@ fn whatever_a_program_does_to_its_memory_no_byte_is_wrong() {
     assert!(String::from_utf8_lossy(&with.stdout).contains("no wrong byte"));
 }
 
-/// Runs a command alone; it succeeds.
+/// Runs a command alone. It must succeed.
 fn run_well(folder: &Path, command: &[&str]) -> Output {
     let without = run(folder, command);
     let said = String::from_utf8_lossy(&without.stderr);
@@ -78,7 +78,7 @@ fn run_well(folder: &Path, command: &[&str]) -> Output {
     without
 }
 
-/// Runs a command alone and in-process, in each of these memories: it succeeds with the same
+/// Runs a command alone, and in-process in each of these memories. It must succeed with the same
 /// output.
 fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
     let without = run_well(folder, command);
@@ -90,14 +90,14 @@ fn compare(folder: &Path, memories: &[&str], command: &[&str]) {
     }
 }
 
-/// Compares the output of a program in C.
+/// Compares the output of a C program.
 fn compare_compiled(text: &str, options: &[&str], memory: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), text, options);
     compare(folder.path(), &[memory], &["HERE/program"]);
 }
 
-/// Runs a command in-process: it succeeds, and its memory was kept small.
+/// Runs a command in-process. It must succeed, and its memory must have been kept small.
 fn in_process(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let options = ["HERE/uzswap", "run", "--in-process", "--memory", memory, "--"];
     let with = run(folder, &[&options, command].concat());
@@ -118,7 +118,7 @@ fn a_call_whose_memory_is_out_does_what_it_does_with_memory() {
     assert!(String::from_utf8_lossy(&with.stdout).contains("calls compared"));
 }
 
-/// 40 MiB from an allocator that is not the C library's.
+/// 40 MiB from an allocator other than the C library's.
 const SANITIZED: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,8 +135,8 @@ int main(void) {
 }
 "#;
 
-/// A small stack for signals between pieces of the program's own memory, and a handler that writes
-/// compressed memory.
+/// A small signal stack between pieces of the program's own memory, and a handler that writes to
+/// paged-out memory.
 const SMALL_STACK: &str = r#"
 #include <fcntl.h>
 #include <signal.h>
@@ -176,12 +176,12 @@ int main(void) {
 
 #[test]
 fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
-    // Looking a function up at its first call would take much of the stack.
+    // Looking up a function at its first call would take much of the stack.
     compare_compiled(SMALL_STACK, &["-Wl,-z,now"], "40M");
 }
 
-/// Threads on stacks from `malloc`, with variables of more than a page. The threads let these get
-/// cold before they use compressed memory.
+/// Threads on stacks from `malloc`, with variables of more than a page. The stacks get cold before
+/// the threads use paged-out memory.
 const STACKS: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -246,8 +246,8 @@ fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
     assert!(said.contains("built with a sanitizer") && said.contains("of 1 it could not be"));
 }
 
-/// The program's own allocator, which the C library uses too, and which allocates with its lock
-/// held; 48 MiB, in a thread and in a fork.
+/// The program's own allocator, which the C library uses too. It allocates while it holds its lock:
+/// 48 MiB, in a thread and in a fork.
 const ALLOCATOR: &str = r#"
 #include <errno.h>
 #include <pthread.h>
@@ -316,7 +316,7 @@ fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
     compare(folder.path(), &["32M"], &["timeout", "120", "HERE/program"]);
 }
 
-/// 80 MB, and the output of `uzswap status`.
+/// Has 80 MB, and prints the output of `uzswap status`.
 const WATCHED: &str = r#"
 import subprocess, sys, time
 pages = [bytes([i % 251]) * 4000 for i in range(20000)]
@@ -353,12 +353,12 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     let report: serde_json::Value = serde_json::from_slice(&fs::read(report).unwrap()).unwrap();
     assert!(report["faults"].as_u64() > Some(100) && report["stores"].as_u64() > Some(100));
     assert!(report["ratio"].as_f64() > Some(2.0), "{report}");
-    // All memory, where no size is given.
+    // Without a size, all memory is the limit.
     let output = run(folder.path(), &["HERE/uzswap", "run", "--", "sh", "-c", "exit 7"]);
     assert_eq!(output.status.code(), Some(7));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("0 processes was kept small"), "{said}");
-    // Options that only root may use are refused with the remedy.
+    // Options that only root may use are refused, with the remedy.
     for option in ["--include-pool", "--user=root", "--pool=8M", "--threads=4", "--metrics=/run/m"]
     {
         let output = run(folder.path(), &["HERE/uzswap", "run", option, "--", "true"]);
@@ -421,8 +421,8 @@ fn load_control_suspends_compilers_and_all_end_well() {
     assert!(report["load_control"]["suspensions"].as_u64() > Some(0), "{report}");
 }
 
-/// The next run removes the file of a killed one, unless it is locked: then it belongs to a run in
-/// another PID namespace, whose processes have other numbers.
+/// The next run removes the file of a killed run, unless the file is locked: then it belongs to a
+/// run in another PID namespace, whose processes have other numbers.
 #[test]
 fn what_a_killed_run_has_left_is_removed_by_the_next() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -437,7 +437,7 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
         let is_of_a_run = |path: &Path| path.to_str().unwrap().contains("/uzswap-");
         entries.filter(|path| is_of_a_run(path)).collect::<Vec<_>>()
     };
-    // A run that was killed before it wrote into its file.
+    // The file of a run that was killed before it wrote to the file.
     let unwritten = folder.path().join("uzswap-1");
     let is_old = SystemTime::now() - Duration::from_secs(100);
     fs::File::create(&unwritten).unwrap().set_modified(is_old).unwrap();
@@ -449,7 +449,7 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
     let group = Pid::from_child(&killed);
     rustix::process::kill_process_group(group, Signal::KILL).unwrap();
     assert!(!killed.wait().unwrap().success());
-    // Its command may exist until its parent has waited for it.
+    // Its command may exist until the parent has waited for it.
     assert!(wait_for(|| rustix::process::test_kill_process_group(group).is_err()));
     let held = fs::File::open(&file).unwrap();
     held.lock_shared().unwrap();

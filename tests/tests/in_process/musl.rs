@@ -49,7 +49,8 @@ int main(void) {
 }
 "#;
 
-/// A folder with the program, linked so by this compiler; `None` where musl is not installed.
+/// A folder with the program, linked by this compiler with these options; `None` if musl is not
+/// installed.
 fn folder(compiler: &str, options: &[&str]) -> Option<tempfile::TempDir> {
     if !Command::new("musl-gcc").arg("--version").output().is_ok_and(|o| o.status.success()) {
         skip("musl-gcc is not installed (Debian's musl-tools)");
@@ -63,7 +64,7 @@ fn folder(compiler: &str, options: &[&str]) -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-/// Runs a command as nobody, if this is root. One that hangs is killed.
+/// Runs a command as nobody, if this is root. Kills it if it hangs.
 fn run(folder: &Path, words: &[&str]) -> Output {
     let mut command = as_nobody(folder);
     command.args(["timeout", "--signal=KILL", "100"]).args(words).current_dir(folder);
@@ -80,7 +81,7 @@ const STARTS: [&[&str]; 4] = [
     &["python3", "-c", BY_PYTHON],
 ];
 
-/// Output and status are as alone, by each way to start the program. Returns standard error.
+/// Output and status must be as alone, by each way to start the program. Returns standard error.
 fn compare(folder: &Path) -> Vec<String> {
     let alone = run(folder, &["./program"]);
     assert_eq!(alone.status.code(), Some(7), "{alone:?}");
@@ -94,7 +95,7 @@ fn compare(folder: &Path) -> Vec<String> {
     STARTS.iter().map(compare).collect()
 }
 
-/// One line of each run says why the program was left alone.
+/// One line of each run must give the reason why the program was left alone.
 fn check(options: &[&str], of_command: &str, of_another: &str) {
     let Some(folder) = folder("musl-gcc", options) else { return };
     let all = compare(folder.path());

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use uzswap_tests::{as_nobody, compile, program};
 
-/// A folder with a program in C, and its library if there is text for one.
+/// A folder with a C program, and its library if `library` has text.
 fn folder(text: &str, library: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = folder.path();
@@ -30,7 +30,7 @@ fn make_library(folder: &Path, text: &str, name: &str) {
     assert!(compiler.status().unwrap().success());
 }
 
-/// Runs a command as nobody, if this is root, in so much memory. If it hangs it is killed.
+/// Runs a command in this memory, as nobody if this is root. Kills it if it hangs.
 fn run(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let mut run = as_nobody(folder);
     run.args(["timeout", "--signal=KILL", "60"]);
@@ -59,7 +59,7 @@ fn it_takes_two_mappings_and_loads_nothing_else() {
     assert!(text.contains("libc.so.6") && !text.contains("libgcc_s.so"));
 }
 
-/// Prints its loaded libraries of ours with so many MiB, and its number of threads.
+/// Prints which of our libraries it has loaded at several sizes, and its number of threads.
 const SIZES: &str = r#"
 #include <dirent.h>
 #include <stdio.h>
@@ -96,7 +96,7 @@ fn a_small_program_has_neither_the_agent_nor_a_thread() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0 1\n1 1 3\n");
 }
 
-/// Processes in which a thread forks all the time, and its children load a library. Another thread
+/// Processes in which a thread forks all the time; the children load a library. Another thread
 /// allocates so much that the agent is loaded. A child that finds a lock taken ends by a signal.
 const FORKING: &str = r#"
 #define _GNU_SOURCE
@@ -146,7 +146,7 @@ fn forks_find_the_dynamic_linker_whole_while_the_agent_is_loaded() {
     said(&run(folder.path(), "2G", &["./program"]));
 }
 
-/// Grows and forks while it is being loaded, with the dynamic linker's lock.
+/// Grows and forks while it is being loaded, under the dynamic linker's lock.
 const GROWING_LIBRARY: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -196,7 +196,7 @@ fn a_library_may_grow_and_fork_while_it_is_loaded() {
     assert!(said.contains("memory of 1 processes was kept small"), "{said}");
 }
 
-/// Sets a stack for signals that is too small for a handler of a fault, before the program begins.
+/// Sets a signal stack that is too small for a handler of a fault, before the program begins.
 const STACK_LIBRARY: &str = r#"
 #define _GNU_SOURCE
 #include <signal.h>
@@ -274,7 +274,7 @@ fn where_the_agent_cannot_be_loaded_a_program_runs_as_without_and_says_so_once()
     }
 }
 
-/// `dlsym` as it is before glibc 2.34: it asks `calloc` for a buffer, once in each thread.
+/// `dlsym` as before glibc 2.34: it gets a buffer from `calloc`, once in each thread.
 const OLD_DLSYM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -306,7 +306,7 @@ fn a_search_for_an_allocator_may_ask_for_memory_itself() {
     );
     fs::write(folder.path().join("old.c"), OLD_DLSYM).unwrap();
     make_library(folder.path(), "old.c", "old.so");
-    // Behind ours, which calls it, so that it searches the libraries after ours.
+    // Behind our library, which calls it, so that it searches the libraries after ours.
     let program = ["sh", "-c", "LD_PRELOAD=$LD_PRELOAD:./old.so exec ./program"];
     let output = run(folder.path(), "64M", &program);
     let said = said(&output);
@@ -341,8 +341,8 @@ fn a_program_may_map_memory_by_a_function_of_its_own() {
     assert_eq!(output.stdout, b"memory\n", "{said}");
 }
 
-/// A program with an allocator that works from `main` on. Before that nobody but the dynamic linker
-/// calls it, and the linker does so only to load another library.
+/// A program whose allocator works from `main` on. Before `main` only the dynamic linker calls it,
+/// and only to load another library.
 const LATE_ALLOCATOR: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -398,8 +398,8 @@ fn an_allocator_that_works_from_main_on_is_left_alone() {
     }
 }
 
-/// Functions that the agent takes from elsewhere. A library that the program loads may have each of
-/// them, too. It would run in threads of ours, whose memory must not leave.
+/// Functions that the agent imports. A library of the program may define each of them, too. It
+/// would then run in threads of ours, whose memory must not leave.
 const IMPORTS: &str = "
     memcmp bcmp memcpy memmove memset strlen
     pthread_attr_destroy pthread_attr_init pthread_attr_setstack pthread_attr_setstacksize
@@ -429,7 +429,7 @@ fn the_agent_opens_files_and_asks_the_time_by_no_function_that_a_program_may_hav
     assert!(new.is_empty(), "{new:?}: see crates/uzswap-agent/src/kernel.rs");
 }
 
-/// A library with functions of the C library's, which nobody calls.
+/// A library that defines functions of the C library. None may be called.
 const OTHER_FUNCTIONS: &str = r#"
 #define CALL(function) long function(void) { end(#function); }
 static long kernel(long number, long a, long b, long c) {
@@ -451,7 +451,7 @@ CALL(process_vm_writev)
 int touch(void) { return 1; }
 "#;
 
-/// Grows beyond its budget, and reads all of it twice.
+/// Grows beyond its budget, and reads all of its memory twice.
 const GROWING: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

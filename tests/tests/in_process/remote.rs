@@ -12,8 +12,8 @@ use uzswap_tests::{
     Machine, Run, as_nobody, forking_heap, is_full, is_over_ublk, program, skip, wait_for,
 };
 
-/// A heap of as many pages as its argument says, half of each noise, which is compared at the end.
-/// It waits for a line before.
+/// A heap with this number of pages, each half noise. It waits for a line, and then compares all
+/// pages.
 const HEAP: &str = r"
 import hashlib, random, sys
 count = int(sys.argv[1])
@@ -30,12 +30,12 @@ sys.stdin.readline()
 print(digest(pages) == digest(content()), flush=True)
 ";
 
-/// Pages of the heap, and the memory that it gets: a quarter of it.
+/// Pages of the heap, and its memory: a quarter of that.
 fn sizes() -> (&'static str, &'static str) {
     if is_full() { ("250000", "256M") } else { ("60000", "64M") }
 }
 
-/// True if this machine has a server; says so if not.
+/// True if this machine has a server. Otherwise prints a message.
 fn is_ready() -> bool {
     if !has_server() {
         skip("no server: ./setup tests installs it");
@@ -43,7 +43,7 @@ fn is_ready() -> bool {
     has_server()
 }
 
-/// A command as nobody, in a folder with uzswap.
+/// A command in a folder with uzswap, as nobody if this is root.
 fn command(folder: &Path, options: &[&str], program: &[&str]) -> Command {
     let mut command = as_nobody(folder);
     command.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", sizes().1]);
@@ -53,7 +53,7 @@ fn command(folder: &Path, options: &[&str], program: &[&str]) -> Command {
     command
 }
 
-/// The heap, once it is filled.
+/// The program, after it has filled its heap.
 struct Heap {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
@@ -72,7 +72,7 @@ impl Heap {
         Self { child, out }
     }
 
-    /// Has it compare everything; its output and its end.
+    /// Lets it compare all pages. Returns its output and its end.
     fn compare(mut self) -> (String, Output) {
         self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
         let mut text = String::new();
@@ -80,7 +80,7 @@ impl Heap {
         (text, self.child.wait_with_output().unwrap())
     }
 
-    /// Its report.
+    /// Panics if a page was wrong. Returns the report.
     fn assert_right(self) -> String {
         let (text, output) = self.compare();
         assert!(output.status.success() && text == "True\n", "{text}{output:?}");
@@ -108,7 +108,7 @@ fn a_heap_of_four_times_its_memory_beside_a_disk_and_a_store() {
     assert!(figure("reads") > 1000 && figure("read_ns_p50") > 1000, "{report}");
     assert!(figure("read_ns_p99") >= figure("read_ns_p50"), "{report}");
     assert_eq!((figure("errors"), figure("lost")), (0, 0), "{report}");
-    // It takes its segments along.
+    // A run that ends removes its segments.
     assert_eq!(server.keys("uz:*"), [""; 0]);
 }
 
@@ -196,7 +196,7 @@ fn what_a_store_lacks_is_said_before_the_command_starts() {
     assert_eq!(server.keys("*"), [""; 0], "nothing is left at the store");
 }
 
-/// The device: the kernel swaps, and the daemon is killed while pages are at the store alone.
+/// The device: the daemon is killed while the store alone has some pages.
 #[test]
 fn the_device_goes_on_with_its_segments_when_its_daemon_is_killed() {
     let Some(_machine) = Machine::take() else { return };
@@ -225,7 +225,7 @@ fn the_device_goes_on_with_its_segments_when_its_daemon_is_killed() {
     assert!(wait_for(|| server.keys("uz:*").is_empty()), "it takes its segments along");
 }
 
-/// The store's figures on the screen and in a scrape, which Prometheus' own program checks.
+/// The store's figures on the screen and in a scrape. Prometheus' own program checks the scrape.
 fn figures_are_shown(metrics: &str) {
     let top = Command::new(program("uzswap")).args(["top", "--once"]).output().unwrap();
     let top = String::from_utf8(top.stdout).unwrap();
@@ -246,7 +246,7 @@ fn figures_are_shown(metrics: &str) {
     assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
 }
 
-/// Fills a heap of 200 MB, waits a while, and compares it.
+/// Fills a heap of 200 MB, waits, and compares it.
 const SWAPPING: &str = r"
 import hashlib, random, time
 def content():

@@ -13,7 +13,7 @@ use std::time::Duration;
 use uzswap_tests::{as_nobody, compile, nobody, skip, wait_for};
 use uzswap_tree::{Table, Tree};
 
-/// Fills 60 MiB with records, of which most leave; then dies, or waits for the end of its input.
+/// Fills 60 MiB with records, most of which leave. Then dies, or waits for the end of its input.
 const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
@@ -42,13 +42,13 @@ int main(int arguments, char **argument) {
 const RECORDS: u32 = 15_000;
 const BYTES: usize = 4000;
 
-/// True if these bytes begin with that record.
+/// True if these bytes begin with the record of this number.
 fn is_record(bytes: &[u8], number: u32) -> bool {
     bytes.starts_with(&[b"RECORD", &number.to_le_bytes()[..]].concat())
         && bytes[10..BYTES].iter().all(|byte| *byte == b'a' + (number % 23) as u8)
 }
 
-/// Runs the program in 32 MiB, in a folder.
+/// A command that runs the program in 32 MiB.
 fn run(folder: &Path, word: &str) -> Command {
     compile(folder, PROGRAM, &[]);
     let mut command = as_nobody(folder);
@@ -95,7 +95,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Suspends a process of a run until this is dropped, as load control does.
+/// Suspends a process of a run until dropped, like load control.
 struct Suspended(u32, &'static Table, Option<Sender<()>>);
 
 impl Suspended {
@@ -103,7 +103,7 @@ impl Suspended {
         let path = format!("/dev/shm/uzswap-{run}");
         let table = Tree::look(Path::new(&path)).unwrap().table();
         let (end, ended) = channel::<()>();
-        // Processes are suspended as long as somebody looks.
+        // A process stays suspended only while the run looks after it.
         let interval = Duration::from_millis(200);
         std::thread::spawn(move || {
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
@@ -127,7 +127,7 @@ fn a_reader_that_asks_for_it_sees_all_pages() {
     a_reader_sees_all_pages(false);
 }
 
-/// A suspended process gets no page by itself.
+/// A suspended process brings no page in by itself.
 #[test]
 fn a_reader_of_a_suspended_process_sees_all_pages() {
     a_reader_sees_all_pages(true);

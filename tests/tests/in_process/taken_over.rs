@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use uzswap_tests::{as_nobody, compile};
 
-/// Runs a command as nobody, if this is root, in 64 MiB: it ends well, and was taken over.
+/// Runs a command in 64 MiB, as nobody if this is root. It must end well, and be taken over.
 fn check_command(folder: &Path, words: &[&str]) {
     let mut command = as_nobody(folder);
     command.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", "64M", "--"]);
@@ -17,21 +17,21 @@ fn check_command(folder: &Path, words: &[&str]) {
     assert!(said.contains("memory of 1 processes was kept small"), "{said}");
 }
 
-/// The same of a Python program.
+/// The same for a Python program.
 fn check(text: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::write(folder.path().join("program.py"), text).unwrap();
     check_command(folder.path(), &["/usr/bin/python3", "-I", "program.py"]);
 }
 
-/// The same of a C program.
+/// The same for a C program.
 fn check_compiled(text: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), text, &["-pthread"]);
     check_command(folder.path(), &["./program"]);
 }
 
-/// A thread fills memory until the program has been taken over, and reads it.
+/// A thread fills memory until the program was taken over, and reads the memory.
 const GROW: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -56,7 +56,7 @@ static void grow(void) {
 }
 "#;
 
-/// The first thread has ended; the others go on.
+/// The first thread has ended, and others go on.
 const FIRST_ENDED: &str = r#"
 static void *run(void *first) {
     pthread_join(*(pthread_t *)first, NULL);
@@ -77,8 +77,8 @@ fn a_program_whose_first_thread_has_ended_is_taken_over() {
     check_compiled(&[GROW, FIRST_ENDED].concat());
 }
 
-/// Calls without memory that the kernel does not restart after a signal. One has its number in the
-/// code, and one in a register, as all that wait have from glibc 2.41 on.
+/// System calls without memory that the kernel does not restart after a signal. One has its number
+/// in the code. Another has it in a register, like all waiting calls of glibc since 2.41.
 const WAITING: &str = r#"
 static volatile int is_done;
 static __thread volatile int has_rung;
@@ -124,8 +124,8 @@ fn who_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
     check_compiled(&[GROW, WAITING].concat());
 }
 
-/// Buffers of waiting calls leave unless they are pinned. Then answers that the kernel has taken
-/// off its lists for them would be lost.
+/// Buffers of waiting calls leave unless they are pinned. Answers that the kernel has already taken
+/// off its lists would then be lost.
 const ANSWERS: &str = r#"
 import ctypes, os, socket, subprocess, threading, time
 calls = ctypes.CDLL(None, use_errno=True)
@@ -175,9 +175,9 @@ fn no_connection_and_no_child_is_lost_to_who_waited_for_it() {
     check(ANSWERS);
 }
 
-/// A thread cannot be stopped for seconds. Meanwhile alarms ring for a thread that is stopped again
-/// and again, in a call that the kernel restarts after our signal and in one that it does not. Both
-/// must end, and not early.
+/// A thread cannot be stopped for seconds. Meanwhile alarms ring for another thread, which is
+/// stopped again and again, in a call that the kernel restarts after our signal and in one that it
+/// does not. Both calls must end, and not early.
 const ALARMS: &str = r#"
 import ctypes, errno, os, signal, threading, time
 calls = ctypes.CDLL(None, use_errno=True)
@@ -223,8 +223,8 @@ fn an_alarm_that_rings_while_a_thread_is_stopped_ends_its_call() {
     check(ALARMS);
 }
 
-/// A call pins the page behind its structure, which another thread unmaps meanwhile, or maps anew,
-/// and writes to.
+/// A call pins the page behind its structure. Meanwhile another thread unmaps that page, or maps it
+/// anew, and writes to it.
 const GIVEN_BACK: &str = r#"
 import ctypes, mmap, threading, time
 calls = ctypes.CDLL(None)
@@ -265,8 +265,8 @@ fn what_a_call_held_may_be_given_back_meanwhile() {
     check(GIVEN_BACK);
 }
 
-/// A page that was locked for a while is the program's from then on. The mapping around it is
-/// several ones to the kernel, which moves one at a time.
+/// A page was locked for a while and then given to the program. To the kernel, the mapping around
+/// it is several mappings, and the kernel moves one at a time.
 const MOVED: &str = r#"
 import ctypes, os, time
 calls = ctypes.CDLL(None, use_errno=True)
@@ -293,7 +293,8 @@ fn a_mapping_of_which_a_page_was_given_back_moves_as_one() {
     check(MOVED);
 }
 
-/// A fault of the program's own, without a handler, in a child: a page beyond the end of a file.
+/// A fault of the program itself, without a handler, in a child: at a page beyond the end of a
+/// file.
 const BEYOND: &str = r#"
 #include <sys/wait.h>
 int main(void) {

@@ -14,7 +14,7 @@ fn said(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect()
 }
 
-/// The command printed `hello` and ended with status 7; one line of uzswap's names the reason.
+/// The command printed `hello` and ended with status 7. One line of uzswap names the reason.
 fn check(output: &Output, reason: &str) {
     let said = said(output);
     assert_eq!(output.status.code(), Some(7), "{said:?}");
@@ -33,8 +33,8 @@ fn is_root() -> bool {
     is_root
 }
 
-/// Runs a script of the shell in a mount namespace of its own, with the folder as `$1`; `$nobody`
-/// makes a command an ordinary user's.
+/// Runs a shell script in a mount namespace of its own. `$1` is the folder; `$nobody` makes a
+/// command an ordinary user's.
 fn in_namespace(folder: &Path, script: &str) -> Output {
     let nobody =
         "nobody='setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all'\n";
@@ -53,8 +53,8 @@ fn a_static_program_is_named() {
     check(&command.output().unwrap(), "program is statically linked and loads no library");
 }
 
-/// A program that has 40 MiB, and asks the kernel for them itself, or by the C library's `syscall`,
-/// or the C library by its functions for aligned memory.
+/// A program with 40 MiB. It gets them from the kernel itself, by the C library's `syscall`, or by
+/// the C library's functions for aligned memory.
 const OWN_CALLS: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,7 +115,7 @@ fn a_program_that_takes_memory_past_the_c_library_is_named_or_kept_small() {
     }
 }
 
-/// Grows a little and then becomes itself, with another environment.
+/// Grows a little, and executes itself with another environment.
 const OTHER_ENVIRONMENT: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,7 +145,7 @@ fn a_program_that_was_started_with_another_environment_is_named() {
     }
 }
 
-/// Grows, and has a child that shares its memory for some seconds, or none.
+/// Grows. Has a child that shares its memory for some seconds, or no child.
 const SHARING: &str = r#"
 #define _GNU_SOURCE
 #include <sched.h>
@@ -180,7 +180,7 @@ fn a_program_with_a_child_in_its_memory_is_named_and_the_child_is_not() {
     assert_eq!(count, 1, "{output:?}");
 }
 
-/// Runs `program` by this command of a sandbox; `None` where sandboxes are denied.
+/// Runs `program` by this sandbox command; `None` if sandboxes are denied.
 fn in_sandbox(folder: &Path, memory: &str, sandbox: &[&str]) -> Option<Output> {
     let mut tried = as_nobody(folder);
     let is_permitted = tried.args(sandbox).arg("true").output().is_ok_and(|o| o.status.success());
@@ -220,7 +220,7 @@ fn a_program_in_a_sandbox_with_another_dev_is_named() {
     }
 }
 
-/// Permits itself all calls but one, which becomes a signal; then grows.
+/// Permits itself all calls but one, which becomes a signal. Then grows.
 const FILTERED: &str = r#"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

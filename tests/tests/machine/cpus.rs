@@ -13,7 +13,7 @@ use uzswap_tests::{
 /// The CPU that comes and goes.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 
-/// Threads that do not come with a CPU, and those that do.
+/// Threads that are always there, and threads for each CPU.
 const THREADS_ALWAYS: usize = 6;
 const THREADS_PER_CPU: usize = 2;
 
@@ -31,7 +31,7 @@ fn cpus(run: &Run) -> String {
     fs::read_to_string(run.mount().join("parameters/cpus")).unwrap_or_default()
 }
 
-/// The daemon's threads that serve.
+/// Number of the daemon's threads that serve.
 fn threads() -> usize {
     let tasks = fs::read_dir(format!("/proc/{}/task", process_of("daemon"))).unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
@@ -39,14 +39,14 @@ fn threads() -> usize {
     names.filter(|n| n.trim().strip_prefix("uzswap-").is_some_and(is_number)).count()
 }
 
-/// Waits for this state of the cache, with threads for as many CPUs.
+/// Waits for this state of the cache, with threads for this number of CPUs.
 fn expect(run: &Run, states: &str, cpus_up: usize) {
     let wanted = THREADS_ALWAYS + THREADS_PER_CPU * cpus_up;
     let is_so = || cpus(run).trim() == states && threads() == wanted;
     assert!(wait_for(is_so), "{}, {} threads; not {states}, {wanted}", cpus(run), threads());
 }
 
-/// The machine's CPUs, if there are two and the second can be taken off.
+/// A setting for the second CPU, if the machine has two and the second can be taken off.
 fn two_cpus() -> Option<Setting> {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let setting = (online.trim() == "0-1").then(|| Setting::set(ONLINE, "1")).flatten();
@@ -84,12 +84,12 @@ fn what_the_daemon_may_use_is_followed() {
         [("0", "0 online, 1 offline", 1), ("1", "0 offline, 1 online", 1), ("0,1", "0-1 online", 2)]
     {
         let set = ["--all-tasks", "--cpu-list", "--pid", cpus, &daemon];
-        // It fails if one of the threads ends meanwhile.
+        // taskset fails if a thread ends meanwhile.
         let is_set = || Command::new("taskset").args(set).output().unwrap().status.success();
         assert!(wait_for(is_set), "taskset {cpus}");
         expect(&run, states, up);
     }
-    // It can be removed when the daemon has ended.
+    // Made here, so that the group is removed after the daemon's end.
     let group = Cpuset::make();
     if let Some(group) = &group {
         for (cpus, states, up) in [("1", "0 offline, 1 online", 1), ("0-1", "0-1 online", 2)] {
@@ -101,7 +101,7 @@ fn what_the_daemon_may_use_is_followed() {
     check(&run.finish());
 }
 
-/// A group of v1's, where that is mounted.
+/// A cpuset of version 1, if that is mounted.
 struct Cpuset(PathBuf, #[expect(dead_code, reason = "dropped")] Afterwards);
 
 impl Cpuset {
@@ -133,7 +133,7 @@ fn a_cpu_can_be_set_to_any_state_and_the_last_one_stays() {
         };
         expect(&run, &states, up);
     }
-    // It stays as it was set.
+    // The CPU must stay as it was set.
     std::thread::sleep(Duration::from_millis(300));
     expect(&run, "0 online, 1 offline", 1);
     assert_eq!(set("0 offline").unwrap_err().raw_os_error(), Some(libc::EBUSY));

@@ -24,14 +24,14 @@ const NODE: usize = 1;
 struct Monitor(File);
 
 impl Monitor {
-    /// The virtual machine's monitor. `None`: the test runs outside of one, and says so.
+    /// The virtual machine's monitor. `None`, with a message, if the test runs elsewhere.
     fn open() -> Option<Self> {
         let Ok(line) = std::env::var("UZSWAP_TEST_MONITOR") else {
             skip("no virtual machine whose memory can be changed (vm --hot-memory)");
             return None;
         };
         let file = File::options().write(true).open(&line).unwrap();
-        // As it is written, and a line at a time.
+        // Raw, and without an echo.
         let set = Command::new("stty").args(["-F", &line, "raw", "-echo"]).status().unwrap();
         assert!(set.success());
         Some(Self(file))
@@ -85,14 +85,14 @@ fn block_file(block: u64, name: &str) -> PathBuf {
     PathBuf::from(format!("{BLOCKS}/memory{block}/{name}"))
 }
 
-/// Frames of blocks.
+/// The frames of these blocks.
 fn frames(blocks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     let bytes = u64::from_str_radix(&read(format!("{BLOCKS}/block_size_bytes")), 16).unwrap();
     let frames = bytes / PAGE;
     blocks.iter().map(|block| block * frames..(block + 1) * frames).collect()
 }
 
-/// Pages of a process in these frames, by the kernel's account.
+/// Number of a process's pages in these frames, by the kernel's tables.
 fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
     let mut pagemap = File::open(format!("/proc/{process}/pagemap")).unwrap();
@@ -102,12 +102,12 @@ fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
         let end = rest.split(' ').next().unwrap();
         let [start, end] = [start, end].map(|hex| u64::from_str_radix(hex, 16).unwrap() / PAGE);
         pagemap.seek(SeekFrom::Start(start * 8)).unwrap();
-        // Most of the address space is empty: it is read in pieces.
+        // Most of the address space is empty, so it is read in pieces.
         let mut left = end - start;
         let mut words = vec![0; 8 << 16];
         while left > 0 {
             let now = left.min(1 << 16) as usize;
-            // An error: the mapping has gone.
+            // An error: the mapping is gone.
             let Ok(()) = pagemap.read_exact(&mut words[..now * 8]) else { break };
             let (entries, _) = words[..now * 8].as_chunks::<8>();
             let frame = |entry: &[u8; 8]| u64::from_ne_bytes(*entry);
@@ -121,7 +121,7 @@ fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
     count
 }
 
-/// Writes a block's state until the kernel takes it; the number of refusals.
+/// Writes a block's state until the kernel accepts it. Returns the number of refusals.
 fn set_block(block: u64, state: &str) -> usize {
     let mut refused = 0;
     let is_set = wait_for(|| {
@@ -175,7 +175,7 @@ fn memory_is_plugged_in_used_and_taken_out_while_it_is_in_use() {
     run.finish().assert_whole(4);
 }
 
-/// Bytes of the pool in use on a node.
+/// Bytes of the pool that are used on a node.
 fn used_on(run: &Run, node: usize) -> u64 {
     let table = read(run.mount().join("stats/sections"));
     let of_node = table.lines().skip(1).filter_map(|line| {

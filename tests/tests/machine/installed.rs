@@ -13,7 +13,7 @@ const MIRROR: &str = "http://deb.debian.org/debian";
 /// The newest version of the C library that the files may need.
 const GLIBC_MAX: (u32, u32) = (2, 28);
 
-/// The folder that everything is built in.
+/// The folder of all builds.
 fn target() -> PathBuf {
     program("uzswap").ancestors().nth(2).unwrap().to_owned()
 }
@@ -25,7 +25,7 @@ fn succeed(command: &mut Command) -> Output {
     output
 }
 
-/// The newest file that `dist` has made whose name begins and ends so.
+/// The newest file of `dist` whose name begins and ends in this way.
 fn made(begin: &str, end: &str) -> PathBuf {
     let files = fs::read_dir(target().join("dist")).into_iter().flatten().flatten();
     let fits = |file: &fs::DirEntry| {
@@ -40,7 +40,8 @@ fn wheel() -> PathBuf {
     made("uzswap-", "x86_64.whl")
 }
 
-/// Unpacks a wheel that asks for no later C library; the names of its programs and libraries.
+/// Unpacks a wheel, which may need no newer C library. Returns the names of its programs and
+/// libraries.
 fn unpacked(wheel: &Path, folder: &Path, objdump: &str) -> Vec<String> {
     assert!(wheel.to_string_lossy().contains("manylinux_2_28"), "{}", wheel.display());
     succeed(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(folder));
@@ -61,7 +62,7 @@ fn tarball() -> PathBuf {
     made("uzswap-", "-x86_64-linux.tar.gz")
 }
 
-/// A system of its own below target/, made once.
+/// The root of a Debian release below target/, made once.
 fn root_of(suite: &str) -> PathBuf {
     let root = target().join("roots").join(suite);
     if !root.join("usr/bin/python3").exists() {
@@ -74,8 +75,8 @@ fn root_of(suite: &str) -> PathBuf {
     root
 }
 
-/// Runs a script there as an ordinary user without a network, in a folder /work with `files`. The
-/// mounts go with the namespace.
+/// Runs a script in the root as an ordinary user without a network, in a folder /work with `files`.
+/// The mounts go with the namespace.
 fn run_in(root: &Path, files: &[&Path], script: &str) -> Output {
     let home = root.join("work");
     let _ = fs::remove_dir_all(&home);
@@ -97,7 +98,7 @@ fn run_in(root: &Path, files: &[&Path], script: &str) -> Output {
     command.output().unwrap()
 }
 
-/// Holds 150 MB that compress well, reads all of them twice, forks and threads.
+/// Keeps 150 MB that compress well, reads all of them twice, and uses forks and threads.
 const PROGRAM: &str = r#"
 import hashlib, os, threading
 pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(200000)]
@@ -139,7 +140,7 @@ fn check(root: &Path, files: &[&Path], install: &str, command: &str) {
     println!("{}: {}", root.display(), said.trim());
 }
 
-/// Which version of the C library a file needs.
+/// The version of the C library that a file needs.
 fn glibc_of(file: &Path, objdump: &str) -> (u32, u32) {
     let output = succeed(Command::new(objdump).arg("-T").arg(file));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -171,7 +172,7 @@ fn the_wheel_asks_for_an_old_c_library() {
     assert_eq!(unpacked(&wheel(), folder.path(), "objdump"), names);
 }
 
-/// By QEMU's user emulation, with the C library that it was built against.
+/// Runs by QEMU's user emulation, with the C library that it was built against.
 #[test]
 fn the_wheel_for_aarch64_has_a_program_that_runs_and_the_module() {
     if is_skipped() {
@@ -181,7 +182,7 @@ fn the_wheel_for_aarch64_has_a_program_that_runs_and_the_module() {
     let wheel = made("uzswap-", "aarch64.whl");
     let found = unpacked(&wheel, folder.path(), "aarch64-linux-gnu-objdump");
     assert_eq!(found, ["_uzswap.abi3.so", "uzswap"]);
-    // As pip makes it: no installer has run.
+    // pip would make the program executable. No installer has run here.
     let find = ["-path", "*/scripts/uzswap", "-exec", "chmod", "+x", "{}", ";", "-print"];
     let program = succeed(Command::new("find").arg(folder.path()).args(find)).stdout;
     let sysroot = target().join("sysroot/aarch64/bullseye");
@@ -215,7 +216,7 @@ fn the_tarball_is_unpacked_and_runs_on_debian_11_12_and_13() {
     }
     let tarball = tarball();
     let name = tarball.file_name().unwrap().to_string_lossy().into_owned();
-    // From another folder, which nobody may write, by a link.
+    // From another folder that no user may write, by a link.
     let install = format!(
         "mkdir t && tar -xzf {name} -C t && chmod -R a-w t && ln -s t/uzswap-*/bin/uzswap linked"
     );

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use uzswap_tests::{FOLDER, Machine, is_swapping, process_of, program, skip, wait_for};
 
-/// Exists once the machine is about to be rebooted.
+/// This file exists from shortly before the reboot on.
 const REBOOTED: &str = "/var/lib/lab-package-rebooted";
 
 fn output(program: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).output().expect("Debian has it")
 }
 
-/// The output of a program that succeeds.
+/// The output of a program, which must succeed.
 fn succeed(program: &str, arguments: &[&str]) -> String {
     let output = output(program, arguments);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -32,7 +32,7 @@ fn is_active() -> bool {
     output("systemctl", &["is-active", "uzswap"]).status.success()
 }
 
-/// The newest package that was made.
+/// The newest package of `dist`.
 fn package() -> PathBuf {
     let target = program("uzswap").ancestors().nth(2).unwrap().to_owned();
     let files = fs::read_dir(target.join("dist")).into_iter().flatten().flatten();
@@ -44,7 +44,7 @@ fn package() -> PathBuf {
     newest.expect("make it: cargo run -p xtask -- dist --only deb")
 }
 
-/// The same package as a later version.
+/// The same package with a later version.
 fn later(package: &Path, folder: &Path) -> PathBuf {
     let (unpacked, later) = (folder.join("unpacked"), folder.join("later.deb"));
     let [unpacked, later, package] =
@@ -64,7 +64,7 @@ fn traces() -> Vec<String> {
         "find",
         &["/etc", "/usr", "/var/lib", "/run", "-xdev", "-iname", "*uzswap*", "-print"],
     );
-    // The tests' own lock.
+    // Without the lock of these tests.
     found.lines().filter(|path| !path.contains("uzswap-tests")).map(str::to_owned).collect()
 }
 
@@ -78,7 +78,7 @@ fn it_is_installed_enabled_rebooted_upgraded_and_purged() {
         let Some(_machine) = Machine::take() else { return };
         install_and_reboot();
     }
-    // No command has started anything since.
+    // Since the reboot no command has started a service.
     assert!(wait_for(is_active), "{}", log());
     assert!(is_swapping(), "{}", log());
     upgrade_under_load();
@@ -94,7 +94,7 @@ fn install_and_reboot() {
     assert!(!is_swapping() && !is_active(), "installed is not asked for");
     assert!(succeed("/usr/bin/uzswap", &["config", "check"]).is_empty());
     succeed("/usr/bin/uzswap", &["doctor"]);
-    // An administrator's own size: half of this small machine.
+    // An administrator's own settings: half of this small machine.
     let configuration = "size = \"ram / 2\"\npool = \"ram / 8\"\nbacking = \"none\"\n";
     fs::create_dir_all("/etc/uzswap/uzswap.conf.d").unwrap();
     fs::write("/etc/uzswap/uzswap.conf.d/lab.conf", configuration).unwrap();
@@ -102,14 +102,13 @@ fn install_and_reboot() {
     assert!(is_swapping(), "{}", log());
     fs::write(REBOOTED, "").unwrap();
     succeed("systemctl", &["reboot"]);
-    // The system ends this.
+    // The reboot ends this process.
     loop {
         std::thread::park();
     }
 }
 
-/// A program checks every byte of its swapped-out memory, while another version takes the device
-/// over.
+/// A program checks every byte of its swapped memory while another version takes the device over.
 fn upgrade_under_load() {
     let folder = tempfile::tempdir().unwrap();
     let later = later(&package(), folder.path());

@@ -25,15 +25,15 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// An environment with programs from PyPI, made once, and the module from these sources (its Python
-/// half), with the program that was built. One test at a time changes it.
+/// An environment with programs from PyPI, which is made once, the module from these sources (its
+/// Python half), and the built program. One test at a time changes it.
 fn environment(packages: &[&str]) -> PathBuf {
     static CHANGE: Mutex<()> = Mutex::new(());
     let _one = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
     let target = program("uzswap").ancestors().nth(2).unwrap().to_owned();
     let environment = target.join("places");
     let python = environment.join("bin/python");
-    // pip comes last: an environment that was left half made has none.
+    // pip is installed last, so an environment that was interrupted has none.
     if !environment.join("bin/pip").exists() {
         succeed(Command::new("python3").args(["-m", "venv"]).arg(&environment));
     }
@@ -42,7 +42,7 @@ fn environment(packages: &[&str]) -> PathBuf {
     environment
 }
 
-/// A command whose PATH begins with the programs that were built, and that finds the module.
+/// A command that finds the built programs first in its PATH, and the module.
 fn with_program(command: &str, environment: &Path) -> Command {
     let built = program("uzswap").parent().unwrap().to_owned();
     let mut command = Command::new(command);
@@ -52,7 +52,7 @@ fn with_program(command: &str, environment: &Path) -> Command {
     command
 }
 
-/// A notebook that holds 260 MB, asks the magic, and reads all of them.
+/// A notebook that keeps 260 MB, calls the magic, and reads all of them.
 const NOTEBOOK: &str = r#"
 import nbformat, nbclient, sys
 cells = ["pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(400000)]",
@@ -77,7 +77,7 @@ fn a_notebook_has_twice_the_memory_of_its_kernel() {
         let mut command = with_program(&python, &environment);
         succeed(command.env("HOME", folder.path()).current_dir(folder.path()).args(arguments))
     };
-    // The native half is not needed for this; the package would load it.
+    // The native half is not needed here, but the package would load it.
     let module = folder.path().join("uzswap");
     fs::create_dir(&module).unwrap();
     for name in ["__main__.py", "kernelspec.py"] {
@@ -108,8 +108,8 @@ print(sums.hexdigest())",
     println!("{figures}");
 }
 
-/// Runs the steps of a composite action by `bash`, with the inputs that are given and the defaults
-/// of the others. A wheel is not needed: pip is a program that does nothing.
+/// Runs the steps of a composite action by `bash`, with these inputs and the defaults of the
+/// others. No wheel is needed: pip is a program that does nothing.
 const STEPS: &str = r#"
 import os, re, subprocess, sys, yaml
 action = yaml.safe_load(open(sys.argv[1]))
@@ -128,7 +128,7 @@ for step in action["runs"]["steps"]:
 fn the_steps_of_the_action_run_commands_and_leave_a_notice() {
     let environment = environment(&["pyyaml"]);
     let folder = tempfile::tempdir().unwrap();
-    // Where the first step would install: programs that are there already.
+    // The folder into which the first step would install. The programs are there already.
     let bin = folder.path().join("uzswap/bin");
     fs::create_dir_all(&bin).unwrap();
     std::os::unix::fs::symlink(program("uzswap"), bin.join("uzswap")).unwrap();
@@ -137,7 +137,7 @@ fn the_steps_of_the_action_run_commands_and_leave_a_notice() {
         let mut command = with_program(&python, &environment);
         command.env("RUNNER_TEMP", folder.path());
         command.env("GITHUB_OUTPUT", folder.path().join("output"));
-        // A venv would hide the program; `python3 -m venv` and pip do nothing here.
+        // A venv would hide the program. Here `python3 -m venv` and pip do nothing.
         let stub = folder.path().join("stub");
         fs::create_dir_all(&stub).unwrap();
         let real = environment.join("bin/python3").display().to_string();
@@ -162,7 +162,7 @@ fn the_steps_of_the_action_run_commands_and_leave_a_notice() {
     assert!(printed.contains("of 256 MiB in memory"), "{printed}");
     let report = fs::read_to_string(folder.path().join("output")).unwrap();
     assert!(report.starts_with("report=/"), "{report}");
-    // The first command that fails ends the step, with its status.
+    // The first failing command ends the step with its status.
     let output = steps(&["run=false | true\necho not reached", "memory=256M"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(!text(&output).contains("not reached"));
@@ -187,7 +187,7 @@ fn a_seccomp_profile_gets_one_more_call_and_keeps_the_others() {
     assert_eq!(rules[2]["names"][0], "userfaultfd");
     assert_eq!(rules[2].as_object().unwrap().len(), 2, "for everybody: {first}");
     assert_eq!(rules[0]["names"][1], "write");
-    // Once more changes nothing.
+    // A second run changes nothing.
     fs::write(&profile, &first).unwrap();
     assert_eq!(text(&run(&profile)), first);
     for wrong in ["{}", "[]", "no JSON"] {
@@ -198,7 +198,7 @@ fn a_seccomp_profile_gets_one_more_call_and_keeps_the_others() {
     }
 }
 
-/// Checks the component: each volume that is mounted is declared.
+/// Checks that each mounted volume is declared.
 const DEPLOYMENT: &str = r#"
 import sys, yaml
 pod = yaml.safe_load(open(sys.argv[1]))["spec"]["template"]["spec"]

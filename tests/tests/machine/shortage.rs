@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 use uzswap_tests::{Machine, process_of, program, skip, wait_for};
 
-/// Has pages with a known content, and checks them when asked to.
+/// Has pages with known content, and checks them when told to.
 const KEEPER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(16384)]\n\
                       print('filled', flush=True)\n\
@@ -14,7 +14,7 @@ const KEEPER: &str = "import sys\n\
                       \x20 right=all(a[i] == b'page %d ' % i * 400 for i in range(16384))\n\
                       \x20 print(right, flush=True)";
 
-/// Allocates incompressible pages, each different, until it is killed.
+/// Allocates incompressible pages, all different, until it is killed.
 const HUNGRY: &str = "import os\n\
                       noise=os.urandom(1 << 20)\n\
                       a=[]\n\
@@ -23,7 +23,7 @@ const HUNGRY: &str = "import os\n\
                       \x20 for i in range(0, 1 << 20, 4096):\n\
                       \x20   a[-1][i:i+8]=(len(a) << 20 | i).to_bytes(8, 'little')";
 
-/// A process that prints a line for each line that it gets.
+/// A process that prints a line for each line of its input.
 struct Kept {
     child: Child,
     said: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -40,7 +40,7 @@ impl Kept {
         let said = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut kept = Self { child, said };
         assert_eq!(kept.line(), "filled");
-        // The kernel must end a process that asks for more memory.
+        // The kernel must choose the process that asks for more memory.
         let path = format!("/proc/{}/oom_score_adj", kept.child.id());
         std::fs::write(path, "-900").expect("root can write it");
         kept
@@ -75,7 +75,7 @@ fn the_daemon_survives_a_machine_without_memory() {
     let mut serve = Command::new(program("uzswap"))
         .args(["serve", "--size", "1G", "--pool", "192M", "--backing", "none"])
         .stdout(Stdio::null())
-        // In the middle of a line it would be taken for the result of the test.
+        // In the middle of a line, the output would be taken for the test's result.
         .stderr(said.reopen().expect("it is there"))
         .spawn()
         .expect("uzswap runs");
@@ -86,7 +86,7 @@ fn the_daemon_survives_a_machine_without_memory() {
     for round in 0..rounds.parse().expect("a number of rounds") {
         let began = Instant::now();
         let hungry = Command::new("python3").args(["-c", HUNGRY]).status().expect("python3 runs");
-        // Like a process that the kernel ended, or that was refused memory.
+        // The kernel has killed the process or refused it memory.
         assert!(!hungry.success(), "round {round}");
         assert_eq!(process_of("daemon"), daemon, "round {round}");
         assert!(uzswap_sys::process::start_time(daemon).is_some(), "round {round}: no daemon");

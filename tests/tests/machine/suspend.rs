@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use uzswap_tests::{Limited, Machine, Served, process_of, program, skip, wait_for};
 
-/// Has 40 MiB of text with numbers, and checks each page when told to.
+/// Keeps 40 MiB of text with numbers, and checks each page when told to.
 const KEEPER: &str = "import sys\n\
                       a=[b'page %d ' % i * 400 for i in range(10240)]\n\
                       print('filled', flush=True)\n\
@@ -27,7 +27,8 @@ fn take() -> Option<Machine> {
     Machine::take()
 }
 
-/// Goes on from the disk: folders that a virtual machine shares are gone once it has slept.
+/// Continues from a copy on the disk: folders that a virtual machine shares are gone after it has
+/// slept.
 fn leave_shared_folder(folder: &Path) {
     let own = std::env::current_exe().unwrap();
     if own.starts_with(folder) {
@@ -41,7 +42,7 @@ fn leave_shared_folder(folder: &Path) {
     panic!("{}", Command::new(copy).args(arguments).current_dir(folder).exec());
 }
 
-/// Puts the machine to sleep, until its clock wakes it; true unless the kernel gave up.
+/// Puts the machine to sleep until its clock wakes it. True if it slept.
 fn sleep() -> bool {
     let count = || {
         let stats = fs::read_to_string("/sys/power/suspend_stats/success").unwrap();
@@ -64,7 +65,7 @@ fn every_page_is_there_when_the_machine_wakes() {
     assert_eq!(said.next().unwrap().unwrap(), "filled");
     assert!(wait_for(|| served.swapped_out() > 5000));
     let daemon = process_of("daemon");
-    // The kernel gave up in four of seven tries while the keeper read a file of the daemon's.
+    // While the keeper read a file of the daemon, the kernel gave up in four of seven attempts.
     assert!((0..4).all(|_| sleep()));
     drop(keeper.stdin.take());
     assert_eq!(said.next().unwrap().unwrap(), "True");

@@ -10,7 +10,7 @@ use uzswap_tests::{FOLDER, Machine, Run, is_swapping, process_of, program, skip,
 
 const LIMITS: [&str; 6] = ["--memory", "64M", "--backing", "none", "--pool", "256M"];
 
-/// A shell's command that keeps 128 MiB of text until it is ended.
+/// A shell command that keeps 128 MiB of text until it is ended.
 const KEEP: &str = "(seq 20000000; sleep 1000) | tail -c 128M";
 
 /// The machine, if systemd runs it.
@@ -40,7 +40,7 @@ fn stop(unit: &str) {
     assert!(status.success(), "systemctl stop {unit}: {status}");
 }
 
-/// Starts a program as a unit; gone with its end.
+/// Starts a program as a transient unit.
 fn start_unit(unit: &str, arguments: &[&str]) -> Child {
     Command::new("systemd-run")
         .args(["--quiet", "--wait", "--collect", &format!("--unit={unit}")])
@@ -61,7 +61,7 @@ fn a_command_has_a_scope_that_people_see() {
     assert!(tree.contains("uzswap.scope") && tree.contains("@uzswap daemon"), "{tree}");
     let limit = run.group().unwrap().path().join("memory.high");
     assert_eq!(fs::read_to_string(limit).unwrap().trim(), (64 << 20).to_string());
-    // Like a person who knows only units.
+    // Like a user who knows only units.
     stop(&scope);
     let run = run.finish();
     run.assert_code(128 + libc::SIGTERM);
@@ -108,7 +108,7 @@ fn stopping_the_daemon_s_scope_ends_the_commands_first() {
     machine.assert_as_before();
 }
 
-/// A service with the package's example drop-in; removed with the value.
+/// A service with the package's example drop-in. Both are removed when the value is dropped.
 struct Budgeted;
 
 impl Budgeted {
@@ -132,7 +132,7 @@ impl Budgeted {
 impl Drop for Budgeted {
     fn drop(&mut self) {
         output("systemctl", &["stop", "lab-budget"]);
-        // Errors: they were not made.
+        // Errors: they do not exist.
         let _ = fs::remove_file(Self::SERVICE);
         let _ = fs::remove_dir_all(Self::FOLDER);
         output("systemctl", &["daemon-reload"]);
@@ -190,8 +190,8 @@ fn a_unit_is_attached_to_and_let_go() {
     machine.assert_as_before();
 }
 
-/// The package's unit, with the built program and a configuration of its own; removed with the
-/// value.
+/// The package's unit, with the built program and its own configuration. It is removed when the
+/// value is dropped.
 struct Unit {
     folder: tempfile::TempDir,
 }
@@ -258,7 +258,7 @@ fn the_unit_of_the_package_serves_reloads_and_survives_its_main_process() {
     assert!(systemctl(&["reload", "uzswap"]), "{}", log());
     assert!(wait_for(|| parameter().trim() == "Y"), "{}", log());
 
-    // Its daemon goes on, everything is read back, and then the next one starts.
+    // The daemon goes on, the kernel reads everything back, and then the next service starts.
     let before = Unit::main_process();
     uzswap_sys::process::kill(before, libc::SIGKILL).unwrap();
     let is_new = || Unit::main_process() != before && state("uzswap") == "active";
@@ -269,7 +269,8 @@ fn the_unit_of_the_package_serves_reloads_and_survives_its_main_process() {
     machine.assert_as_before();
 }
 
-/// A slice under systemd-oomd's eyes that uzswap.service is in; gone with the value.
+/// A slice that systemd-oomd watches, with uzswap.service in it. It is removed when the value is
+/// dropped.
 struct Watched;
 
 impl Watched {
@@ -293,7 +294,7 @@ impl Watched {
         Self
     }
 
-    /// Starts a command as a unit of the slice.
+    /// Starts a command as a unit in the slice.
     fn start(unit: &str, properties: &[&str], command: &[&str]) -> Child {
         Command::new("systemd-run")
             .args(["--quiet", "--wait", "--collect", "--slice=lab", &format!("--unit={unit}")])
@@ -307,7 +308,7 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         output("systemctl", &["stop", "systemd-oomd"]);
-        // Errors: they were not made.
+        // Errors: they do not exist.
         Self::FILES.iter().for_each(|(path, _)| _ = fs::remove_file(path));
         output("systemctl", &["daemon-reload"]);
     }
@@ -320,7 +321,8 @@ fn systemd_oomd_ends_a_smaller_unit_and_not_ours() {
     let watched = Watched::begin();
     output("systemctl", &["start", "uzswap"]);
     let daemon = process_of("daemon");
-    // It ends the unit that reclaims most, which is exempt, and then the largest one: ours.
+    // systemd-oomd would end lab-busy first, which reclaims most but is exempt. The next is the
+    // largest unit, uzswap.service, if that is not exempt.
     let mut other = Watched::start("lab-other", &[], &["sleep", "100000"]);
     let churn = program("churn");
     let churn = [churn.to_str().unwrap(), "96", "100000", "1"];

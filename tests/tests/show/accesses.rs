@@ -14,7 +14,7 @@ fn uzswap(folder: &Path, words: &[&str]) -> Output {
     command.current_dir(folder).arg(folder.join("uzswap")).args(words).output().unwrap()
 }
 
-/// Its standard output, if it succeeds.
+/// Standard output of a command that succeeds.
 fn shown(folder: &Path, words: &[&str]) -> String {
     let output = uzswap(folder, words);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -23,12 +23,12 @@ fn shown(folder: &Path, words: &[&str]) -> String {
     text
 }
 
-/// The numbers of a text.
+/// The numbers in a text.
 fn numbers(text: &str) -> Vec<u64> {
     text.split(|one: char| !one.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Objects of which a fifth is read nine times of ten.
+/// Objects of which a fifth gets nine of ten reads.
 const SKEWED: &str = "
 import random
 random.seed(5)
@@ -77,7 +77,7 @@ fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
     assert!(!folder.join("heap.trace.part").exists());
     let summary = shown(folder, &["trace", "heap.trace"]);
     assert!(summary.starts_with("python3: recorded with 16.0 MiB for pages, sizes of lz4"));
-    // 26 MB are read seven times, 16 MiB of them are there.
+    // The program reads 26 MB seven times, and 16 MiB of them are in memory.
     let touches = numbers(summary.lines().nth(1).unwrap())[0];
     assert!(touches > 5_000, "{summary}");
     let printed = shown(folder, &["trace", "heap.trace", "--print", "--from", "10", "--to", "20"]);
@@ -85,8 +85,8 @@ fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
     shown(folder, &["trace", "heap.trace", "--export", "heap.oracle"]);
     let bytes = fs::metadata(folder.join("heap.oracle")).unwrap().len();
     assert!(bytes.is_multiple_of(24) && bytes / 24 >= touches, "{bytes}");
-    // More memory, fewer faults; of the policies that bring in one page, none has fewer than the
-    // optimum.
+    // With more memory there are fewer faults. Of the policies that bring in one page, none has
+    // fewer than the optimum.
     let words = ["simulate", "heap.trace", "--memory", "24M,48M", "--policy", "order,lru,belady"];
     let table = shown(folder, &words);
     let faults = |memory: &str, policy: &str| {

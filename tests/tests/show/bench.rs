@@ -145,7 +145,7 @@ fn every_benchmark_has_its_rows_and_plots() {
 
 #[test]
 fn java_is_measured_with_two_collectors() {
-    // It needs a compiler of Java.
+    // It needs a Java compiler.
     if is_slow_and_skipped() {
         return;
     }
@@ -170,7 +170,7 @@ fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
     }
     machine.assert_as_before();
 
-    // Killed while the disk is slow: the next one removes the limit.
+    // Killed while the disk is throttled. The next benchmark removes the limit.
     let throttled = || {
         let path = "/sys/fs/cgroup/blkio/blkio.throttle.write_iops_device";
         fs::read_to_string(path).is_ok_and(|text| !text.is_empty())
@@ -209,7 +209,7 @@ fn wrong_use_is_one_line() {
 #[test]
 fn without_root_it_says_so() {
     let Some(_machine) = Machine::take() else { return };
-    // In a folder where every user can start it.
+    // In a folder where every user can execute it.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("uzswap-bench");
@@ -240,12 +240,12 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     assert_eq!(child.wait().unwrap().code(), Some(125));
     machine.assert_as_before();
 
-    // A killed benchmark undoes nothing: the next one does it.
+    // A killed benchmark undoes nothing. The next benchmark does.
     let mut child = start();
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(Path::new("/run/uzswap-bench.json").exists());
-    // The measured command goes on until its output has no reader any more, or ends.
+    // The measured command goes on until its output has no reader, or until its end.
     assert!(wait_for(|| !swaps()), "the run goes on");
     assert_well(&bench(&[
         "transport",

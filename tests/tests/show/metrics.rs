@@ -19,7 +19,7 @@ const SWAPPING: &str = "import os\n\
                         print('filled', flush=True)\n\
                         while True: sum(map(len, map(bytes.upper, a)))";
 
-/// Ends with the test.
+/// A process that is killed when the value is dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -112,7 +112,7 @@ fn prometheus_scrapes_what_the_kernel_swaps() {
     machine.assert_as_before();
 }
 
-/// CPU time of a scrape while the kernel swaps: of the exporter, and of the daemon's thread for the
+/// CPU time of a scrape while the kernel swaps: of the exporter, and of the daemon's thread for
 /// control files.
 fn cost_of_a_scrape(served: &Served, address: &str) -> Duration {
     const SCRAPES: u32 = 100;
@@ -124,7 +124,7 @@ fn cost_of_a_scrape(served: &Served, address: &str) -> Duration {
     (used() - before) / SCRAPES
 }
 
-/// CPU time of a process's threads whose names begin so.
+/// CPU time of a process's threads whose names begin with `name`.
 fn cpu_of(pid: i32, name: &str) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap());
     let read = |folder: &Path, file: &str| fs::read_to_string(folder.join(file)).unwrap();
@@ -138,7 +138,7 @@ fn cpu_of(pid: i32, name: &str) -> Duration {
     used.into_iter().sum()
 }
 
-/// The exporter that `serve` has started.
+/// The exporter process of a `serve`.
 fn exporter_of(served: &Served) -> i32 {
     let pid = served.child.id();
     let mut exporter = None;
@@ -177,7 +177,7 @@ fn a_killed_exporter_is_started_again_at_the_same_address() {
     machine.assert_as_before();
 }
 
-/// Checks it with promtool.
+/// Checks a text with promtool.
 fn check(what: &str, arguments: &[&str], text: &str) {
     let mut promtool = Command::new("promtool")
         .args(["check", what])
@@ -214,7 +214,7 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
     assert!(!socket.exists());
 }
 
-/// Words that begin like metrics.
+/// The words in a text that look like our metrics.
 fn names(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("uzswap_")).map(str::to_owned)
@@ -278,7 +278,7 @@ fn many_connections_neither_end_the_exporter_nor_make_it_large() {
     use std::os::fd::OwnedFd;
     let address = format!("127.0.0.1:{}", free_port());
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // With few descriptors, as somebody who opens many connections leaves it.
+    // With few descriptors left, as after a client that opens many connections.
     let child = Command::new("prlimit")
         .arg("--nofile=40:40")
         .arg(program("uzswap"))
@@ -296,7 +296,7 @@ fn many_connections_neither_end_the_exporter_nor_make_it_large() {
     let connect = |_| {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.set_nonblocking(true).unwrap();
-        // An error: as much as it takes.
+        // An error: the client sends as much as the exporter accepts.
         let _ = stream.write(header.as_bytes());
         stream
     };

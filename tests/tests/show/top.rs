@@ -10,7 +10,8 @@ use uzswap_tests::{Limited, Machine, Run, program, wait_for};
 
 const MIB: u64 = 1 << 20;
 
-/// Screens so far: each has a server of its own, because one that is about to end takes no other.
+/// Number of screens so far. Each has its own server, since a server that is about to end accepts
+/// none.
 static SCREENS: AtomicU32 = AtomicU32::new(0);
 
 fn tmux(arguments: &[&str]) -> Output {
@@ -18,7 +19,7 @@ fn tmux(arguments: &[&str]) -> Output {
     Command::new("tmux").args(["-L", &name]).args(arguments).output().unwrap()
 }
 
-/// A terminal of its own, with a program in it; closed with the value.
+/// A terminal with a program in it. It is closed when the value is dropped.
 struct Screen;
 
 impl Screen {
@@ -35,11 +36,11 @@ impl Screen {
         String::from_utf8(tmux(&["capture-pane", "-p"]).stdout).unwrap()
     }
 
-    /// The process that draws on it.
+    /// The process that draws on the screen.
     fn program() -> i32 {
         let pane = tmux(&["display-message", "-p", "#{pane_pid}"]).stdout;
         let mut process = String::from_utf8(pane).unwrap().trim().to_owned();
-        // Below the shells.
+        // The program is a descendant of the shells.
         loop {
             let children = format!("/proc/{process}/task/{process}/children");
             let children = fs::read_to_string(children).unwrap();
@@ -61,7 +62,7 @@ impl Drop for Screen {
     }
 }
 
-/// Runs `top`, and prints afterwards if the terminal is in its modes of before.
+/// A command that runs `top`, and then prints if the terminal has its former modes.
 fn command(modes: &Path) -> String {
     let script = "stty -g >\"$0\"; \"$1\" top; echo ended; test $(stty -g) = $(cat \"$0\") && \
                   echo as before; sleep 1000";
@@ -101,7 +102,7 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
         let path = run.mount().join("parameters").join(name);
         fs::read_to_string(path).unwrap().trim().to_owned()
     };
-    // From zstd, the default, to the next one.
+    // From zstd, the default, to the next compressor.
     for (key, name, value) in [
         ("c", "compressor", "lzo"),
         ("-", "max_pool_bytes", "234881024"),
@@ -115,9 +116,9 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
         let message = format!("{name} is now {value}");
         assert!(wait_for(|| Screen::text().contains(&message)), "{}", Screen::text());
     }
-    // Another size is drawn anew, completely.
+    // After a resize, the whole screen is drawn again.
     tmux(&["resize-window", "-x", "100", "-y", "30"]);
-    // Any other key shows the keys again.
+    // Any other key shows the list of keys again.
     Screen::press("x");
     assert!(wait_for(|| Screen::text()
         .lines()
@@ -137,7 +138,7 @@ fn the_screen_shows_the_cache_and_keys_change_it() {
     machine.assert_as_before();
 }
 
-/// The previous screen is shown again, keys are echoed, and the program has ended.
+/// The former screen is back, keys are echoed, and the program has ended.
 fn assert_the_terminal_is_as_before() {
     // After a resize tmux may show lines of the other screen above.
     let is_as_before = || Screen::text().contains("ended\nas before\n");
@@ -164,10 +165,10 @@ fn a_signal_ends_it_and_a_terminal_that_is_closed() {
     assert!(wait_for(|| uzswap_sys::process::is_gone(program)), "process {program} goes on");
 }
 
-/// A process with more swapped-out memory than the others, in a group of its own.
+/// A process with more swapped memory than any other, in a group of its own.
 struct Most {
     limited: Limited,
-    // Ends with its standard input.
+    // It ends with its standard input.
     process: Child,
 }
 
@@ -180,7 +181,7 @@ impl Most {
         Self { limited, process }
     }
 
-    /// Its limit, bytes.
+    /// The limit of its group, bytes.
     fn limit(&self) -> u64 {
         let names = ["memory.high", "memory.limit_in_bytes"];
         let files = names.map(|name| self.limited.group.path().join(name));
@@ -188,7 +189,7 @@ impl Most {
         text.trim().parse().unwrap_or(u64::MAX)
     }
 
-    /// Limits it by key, as the first of the list.
+    /// Limits this process by keys: it is the first in the list.
     fn attach(&self) {
         let first = format!("{} ", self.process.id());
         let is_first =
@@ -202,7 +203,8 @@ impl Most {
     }
 }
 
-/// For the first in the list: the reason of a refusal is shown, and the question can be cancelled.
+/// With the first process of the list: the reason of a refusal is shown, and the question can be
+/// cancelled.
 fn ask_to_attach() {
     for (key, shown) in [
         ("a", "memory for churn ("),

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use uzswap_calls::table::{ROWS, Treatment};
 
 const PAGE: usize = 4096;
-/// Pages for the calls' memory.
+/// Pages for the memory of calls.
 const PAGES: usize = 64;
-/// Additional memory, so that memory is short.
+/// Further memory, which makes memory short.
 const BALLAST: usize = 40 << 20;
 
 /// The part of a probe's result that must be the same.
@@ -28,26 +28,26 @@ const BALLAST: usize = 40 << 20;
 pub enum Answer {
     /// The number and all bytes.
     Same,
-    /// The number alone: the bytes are times, or of the machine.
+    /// Only the number: the bytes are times, or depend on the machine.
     Number,
-    /// A descriptor, and all bytes.
+    /// The answer is a descriptor, and all bytes.
     File,
-    /// That it did not fail.
+    /// Only that the call did not fail.
     Success,
 }
 
-/// The memory of calls; each piece begins on a page of its own.
+/// Memory for calls. Each piece begins on a page of its own.
 pub struct World {
     base: *mut u8,
     used: usize,
     is_absent: bool,
     folder: PathBuf,
-    /// Reads another effect of the call.
+    /// Reads another effect of the call, after it.
     then: Option<Box<dyn FnOnce() -> Vec<u8>>>,
 }
 
 impl World {
-    /// A place for that many bytes, zeros.
+    /// A place for this number of bytes, all zeros.
     pub fn room(&mut self, bytes: usize) -> u64 {
         let at = self.used;
         self.used += bytes.max(1).next_multiple_of(PAGE);
@@ -63,7 +63,7 @@ impl World {
         at
     }
 
-    /// A place with a text that ends with a zero.
+    /// A place with a text and a zero at its end.
     pub fn text(&mut self, text: &str) -> u64 {
         self.bytes(&[text.as_bytes(), &[0]].concat())
     }
@@ -80,11 +80,11 @@ impl World {
         self.bytes(&bytes)
     }
 
-    /// The path of a name in the folder, which is gone.
+    /// The path of a name in the folder. Nothing has that name then.
     pub fn gone(&mut self, name: &str) -> u64 {
         let path = self.folder.join(name);
         if fs::remove_file(&path).is_err() {
-            // It may be a folder, or not there.
+            // It may be a folder, or not exist.
             let _ = fs::remove_dir(&path);
         }
         self.text(path.to_str().expect("a path of this program's"))
@@ -97,19 +97,19 @@ impl World {
         at
     }
 
-    /// A descriptor of such a file, until the probe is done.
+    /// A descriptor of such a file, which is open until the probe is done.
     pub fn open(&mut self, name: &str) -> u64 {
         self.file(name);
         let file = fs::File::options().read(true).write(true).open(self.folder.join(name));
         std::os::fd::IntoRawFd::into_raw_fd(file.expect("a file of ours")) as u64
     }
 
-    /// Looks at something afterwards.
+    /// Calls `look` after the call.
     pub fn then(&mut self, look: impl FnOnce() -> Vec<u8> + 'static) {
         self.then = Some(Box::new(look));
     }
 
-    /// Pages the calls' memory out, until all of it is.
+    /// Pages the calls' memory out, until no page is present.
     fn page_out(&self) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while self.is_any_there() {
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// Asks the kernel: reading it would bring it in.
+    /// True if a page is present. Asks the kernel, since reading the page would bring it in.
     fn is_any_there(&self) -> bool {
         let file = fs::File::open("/proc/self/pagemap").expect("the kernel's table");
         let mut entries = vec![0; self.used / PAGE * 8];
@@ -169,7 +169,7 @@ fn make(world: &mut World, probe: &Probe) -> Seen {
     (answer, content, looked)
 }
 
-/// The difference of the two, if there is one.
+/// The difference of two results, if there is one.
 fn compare(probe: &Probe, there: &Seen, absent: &Seen) -> Option<String> {
     let is_same = match probe.answer {
         Answer::Same => there.0 == absent.0,
@@ -190,7 +190,7 @@ fn compare(probe: &Probe, there: &Seen, absent: &Seen) -> Option<String> {
     (there.2 != absent.2).then(|| "has another effect".into())
 }
 
-/// Calls with memory that are neither compared nor exempt with a reason.
+/// Calls with memory that are neither compared nor listed as exempt.
 fn forgotten() -> impl Iterator<Item = &'static str> {
     let is_given = |row: &&uzswap_calls::table::Row| {
         matches!(row.treatment, Treatment::Pinned(_) | Treatment::Touched(_) | Treatment::Own(_))
@@ -202,7 +202,8 @@ fn forgotten() -> impl Iterator<Item = &'static str> {
     ROWS.iter().filter(is_given).map(|row| row.name).filter(move |name| !is_known(name))
 }
 
-/// Memory that the kernel joins with no neighbour: a mapping with a thread's block is not managed.
+/// Memory that the kernel joins with no neighbour: we do not manage a mapping with a thread's
+/// block.
 fn apart() -> *mut u8 {
     const ROOM: usize = 1 << 20;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -218,7 +219,7 @@ fn apart() -> *mut u8 {
     }
 }
 
-/// Runs it; the status of the program.
+/// Compares all calls. Returns the program's status.
 pub fn run() -> ExitCode {
     let Some(folder) = std::env::args_os().nth(1).map(PathBuf::from) else {
         eprintln!("usage: absent DIRECTORY");
@@ -226,7 +227,7 @@ pub fn run() -> ExitCode {
     };
     let ballast: Vec<u8> = (0..BALLAST).map(|at| (at / 100 % 251) as u8).collect();
     let base = apart();
-    // SAFETY: memory of ours; it is written before memory is short, so that it is adopted.
+    // SAFETY: memory of ours. It is written before memory is short, so that it is managed.
     unsafe { std::ptr::write_bytes(base, 1, PAGES * PAGE) };
     let mut world = World { base, used: PAGES * PAGE, is_absent: true, folder, then: None };
     world.page_out();
@@ -246,7 +247,7 @@ pub fn run() -> ExitCode {
     ExitCode::from(u8::from(!failures.is_empty()))
 }
 
-/// Memory as the kernel's `iovec` refers to it.
+/// An `iovec` of the kernel.
 pub fn part(at: u64, bytes: usize) -> [u64; 2] {
     [at, bytes as u64]
 }
@@ -267,7 +268,7 @@ pub fn pipe() -> [i32; 2] {
     pair
 }
 
-/// The bytes that can be read at once; the descriptor is closed.
+/// The bytes that can be read now. Closes the descriptor.
 pub fn drain(file: i32) -> Vec<u8> {
     let mut bytes = vec![0; 1 << 16];
     // SAFETY: room for as many; a descriptor of ours.

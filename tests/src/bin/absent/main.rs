@@ -1,8 +1,8 @@
-//! Makes each system call with memory twice, with its memory present and compressed out, and
-//! compares the results and effects. It runs in-process, in less memory than it uses.
+//! Makes each system call with memory twice, with this memory present and paged out, and compares
+//! results and effects. It runs in-process, in less memory than it uses.
 //!
 //! `absent DIRECTORY`: prints the number of compared calls. Ends with 1 and a line for each call
-//! that differs, or that is neither compared nor exempt with a reason.
+//! that differs, or that is neither compared nor listed as exempt.
 
 #[cfg(target_arch = "x86_64")]
 mod compared;

@@ -1,4 +1,4 @@
-//! The arguments of each call, and the calls that are not compared, with the reason.
+//! The arguments of each call, and the exempt calls with the reasons.
 
 use super::{Answer, World, drain, fill, part, pipe, sockets};
 
@@ -20,10 +20,10 @@ macro_rules! probes {
     };
 }
 
-/// The descriptor of the folder that a path is relative to: none.
+/// The current folder, as the base of relative paths.
 const HERE: u64 = libc::AT_FDCWD as u64;
 
-/// Makes a file by a call of ours, for its descriptor; none if the kernel does not know the call.
+/// The descriptor that a call has returned; none if the kernel lacks the call.
 fn made(descriptor: i64) -> u64 {
     let error = std::io::Error::last_os_error();
     assert!(descriptor >= 0 || error.raw_os_error() == Some(libc::ENOSYS), "{error}");
@@ -49,24 +49,24 @@ fn ready() -> u64 {
     epoll
 }
 
-/// A pipe's end with something to read, always of the same number.
+/// The end of a pipe with data, always under the same number.
 fn told() -> u64 {
     let [reader, writer] = pipe();
     fill(writer, b"what the pipe says");
     call(libc::SYS_dup2, [reader as u64, FIXED, 0, 0])
 }
 
-/// A descriptor that nothing else has.
+/// A descriptor's number that is free otherwise.
 const FIXED: u64 = 900;
 
-/// A socket with a datagram.
+/// A socket that has received a datagram.
 fn heard() -> u64 {
     let [reader, writer] = sockets(libc::SOCK_DGRAM);
     fill(writer, b"what the other one says");
     reader as u64
 }
 
-/// A socket whose other end is looked at afterwards.
+/// A socket whose other end is read after the call.
 fn overheard(world: &mut World) -> u64 {
     let [reader, writer] = sockets(libc::SOCK_DGRAM);
     world.then(move || drain(reader));
@@ -80,7 +80,7 @@ fn message(world: &mut World, text: &[u8]) -> u64 {
     world.longs(&[0, 0, vector, 2, 0, 0, 0])
 }
 
-/// A message in a queue; the queue is gone after the process.
+/// A queue with a message. The kernel removes the queue after the process.
 fn queue() -> u64 {
     let queue = call(libc::SYS_msgget, [libc::IPC_PRIVATE as u64, 0o600, 0, 0]);
     let message = [5u64, 0x1122_3344_5566_7788, 3];
@@ -88,7 +88,7 @@ fn queue() -> u64 {
     queue
 }
 
-/// Removed at once: it exists until its descriptor is closed.
+/// Reads a queue after the call and removes it.
 fn queue_end(world: &mut World, queue: u64) -> u64 {
     world.then(move || {
         let mut left = [0u64; 3];
@@ -103,7 +103,7 @@ fn queue_end(world: &mut World, queue: u64) -> u64 {
     queue
 }
 
-/// A set of two semaphores, gone afterwards.
+/// A set of two semaphores, which is read and removed after the call.
 fn semaphores(world: &mut World) -> u64 {
     let set = call(libc::SYS_semget, [libc::IPC_PRIVATE as u64, 2, 0o600, 0]);
     world.then(move || {
@@ -121,7 +121,7 @@ fn attributed(world: &mut World) -> u64 {
     path
 }
 
-/// A timer of the process's.
+/// A timer of the process.
 fn timer() -> u64 {
     let mut timer = 0i32;
     let mut event = none();
@@ -152,7 +152,7 @@ fn ended() -> u64 {
     u64::from(child)
 }
 
-/// `clone3` and its like get the size of their structure.
+/// `clone3` and similar calls get the size of their structure.
 const ZERO_MASK: u64 = 8;
 
 probes! {
@@ -428,20 +428,20 @@ fn folder(world: &World) -> u64 {
     std::os::fd::IntoRawFd::into_raw_fd(file) as u64
 }
 
-/// A link to a name: its path.
+/// Makes a symbolic link. Returns its path.
 fn linked(world: &mut World) -> u64 {
     let path = world.gone("l");
     call(libc::SYS_symlink, [c"where it leads".as_ptr() as u64, path, 0, 0]);
     path
 }
 
-/// A file with an attribute: its descriptor.
+/// A file with an extended attribute. Returns its descriptor.
 fn opened(world: &mut World) -> u64 {
     let path = attributed(world);
     call(libc::SYS_open, [path, libc::O_RDWR as u64, 0, 0])
 }
 
-/// A socket with a connection.
+/// A listening socket with a waiting connection.
 fn listener(world: &mut World) -> u64 {
     let path = world.folder.join("s");
     // It may not exist.
@@ -464,7 +464,7 @@ fn queue_name(world: &mut World) -> u64 {
     at
 }
 
-/// A queue of messages without a name.
+/// A message queue whose name was removed.
 fn mail(world: &mut World) -> u64 {
     let name = queue_name(world);
     let shape = [0u64, 4, 64, 0, 0, 0, 0, 0];
@@ -473,7 +473,7 @@ fn mail(world: &mut World) -> u64 {
     queue
 }
 
-/// Calls with memory that are not compared, with the reason.
+/// Exempt calls with memory, with the reasons.
 pub const UNTESTED: &[(&str, &str)] = &[
     (
         "they need a privilege that this program has not; before it is asked for, nothing is read",

@@ -11,7 +11,7 @@ use uzswap_tests::{
     FOLDER, Machine, Run, is_over_ublk, process_of, program, seconds, state, wait_for,
 };
 
-/// A run whose command has pages on the device and keeps using them.
+/// A run whose command has pages on the device and uses them all the time.
 fn busy_run() -> Run {
     let script = format!("{HUNGRY}\nwhile True:\n  for x in a: x[0]");
     let run = Run::start(&LIMITS, &["python3", "-c", &script]);
@@ -31,8 +31,7 @@ fn churning(duration: u32) -> Run {
     run
 }
 
-/// The same, if its pages outlive a daemon that is killed. Before Linux 6.4 they do not: then there
-/// is nothing to try.
+/// The same, if its pages outlive a killed daemon; `None` before Linux 6.4, where they do not.
 fn outliving(duration: u32) -> Option<Run> {
     let run = churning(duration);
     if state().unwrap()["outlives_daemon"] == false {
@@ -62,7 +61,8 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
         let daemon = process_of("daemon");
         uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
         assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
-        // Sometimes while it starts, sometimes while it serves; and sometimes the keeper at once.
+        // The next kill comes while the new daemon starts, or while it serves. Every eighth time
+        // the keeper is killed without a pause.
         if kill % 8 != 7 {
             std::thread::sleep(Duration::from_millis(noise.below(400)));
         }
@@ -85,18 +85,17 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
 fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
     let Some(machine) = Machine::take() else { return };
     let Some(run) = outliving(10) else { return };
-    // No daemon has the memory that it needs now.
+    // From now on no daemon can get the memory that it needs.
     let limit = |role: &str, bytes: &str| {
         let (pid, bytes) = (process_of(role).to_string(), format!("--as={bytes}"));
-        // An error: it has just ended.
+        // An error: the process has just ended.
         let _ = Command::new("prlimit").args(["--pid", &pid, &bytes]).status().unwrap();
     };
     limit("keeper", "200000000:");
     let daemon = process_of("daemon");
     uzswap_sys::process::kill(daemon, libc::SIGKILL).unwrap();
     assert!(wait_for(|| process_of("daemon") != daemon), "no other was started");
-    // Long enough for a few attempts; then the keeper is killed, and the next one, at random
-    // moments.
+    // Long enough for a few attempts. Then keepers are killed at random moments.
     std::thread::sleep(Duration::from_millis(700));
     let mut noise = Noise::new(17);
     for _ in 0..4 {
@@ -105,7 +104,7 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
         std::thread::sleep(Duration::from_millis(noise.below(100)));
     }
-    // Each may just have started another.
+    // Each of them may just have started another process.
     for _ in 0..20 {
         limit("keeper", "unlimited:");
         limit("daemon", "unlimited:");
@@ -123,7 +122,7 @@ fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_d
     let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
     assert!(unmounted.success());
     fs::remove_dir(&folder).unwrap();
-    // As a file that has no room.
+    // Like a file for which there is no space.
     let fresh = Path::new(FOLDER).join("state.new");
     fs::create_dir(&fresh).unwrap();
     let daemon = process_of("daemon");
@@ -143,7 +142,7 @@ fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_d
 fn a_daemon_killed_while_its_area_is_switched_on_keeps_nobody_waiting() {
     let Some(machine) = Machine::take() else { return };
     let is_on = || fs::read_to_string("/proc/swaps").unwrap().contains("/dev/");
-    // The keeper may be faster.
+    // The keeper may be faster than this test.
     for _ in 0..20 {
         let run = Run::start(&LIMITS, &["sleep", &seconds(1)]);
         // The area is written down before it is switched on.
@@ -177,7 +176,8 @@ fn another_version_goes_on_and_no_request_fails() {
     assert!(String::from_utf8_lossy(&none.stderr).contains("none is running"), "{none:?}");
     let Some(run) = outliving(8) else { return };
     let mut descriptors = Vec::new();
-    // Back and forth: keeper and daemon notice the other's end in varying order.
+    // Several upgrades in both directions: keeper and daemon notice each other's end in varying
+    // order.
     for to in [&copy, &program("uzswap")].into_iter().cycle().take(9) {
         let upgraded = upgrade(to);
         assert!(upgraded.status.success(), "{upgraded:?}");
@@ -189,8 +189,7 @@ fn another_version_goes_on_and_no_request_fails() {
         let folder = format!("/proc/{}/fd", process_of("daemon"));
         descriptors.push(fs::read_dir(folder).unwrap().count());
     }
-    // The next one does not have descriptors that the one before opened itself. (A few come and
-    // go.)
+    // The next daemon must not have descriptors that the last one opened. (A few come and go.)
     assert!(descriptors[8] < descriptors[0] + 5, "{descriptors:?}");
     run.finish().assert_whole(2);
     machine.assert_as_before();
@@ -210,10 +209,10 @@ fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(noise.below(60)));
-        // An error: it has ended, as it does after an upgrade.
+        // An error: the keeper has ended, as it does after an upgrade.
         let _ = uzswap_sys::process::kill(keeper, libc::SIGKILL);
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
-        // The success of the upgrade is random here.
+        // The upgrade may succeed or fail here.
         upgrade.wait().unwrap();
     }
     run.finish().assert_whole(2);
@@ -224,14 +223,14 @@ fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
 fn a_daemon_that_nothing_outlives_takes_its_command_and_nothing_else() {
     let Some(_machine) = Machine::take() else { return };
     let run = busy_run();
-    // Killed at once, each time it starts.
+    // Each new daemon is killed as soon as it has started.
     let stop = AtomicBool::new(false);
     let run = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 let daemon = state().map(|state| state["daemon"].clone()).unwrap_or_default();
                 let pid = daemon["pid"].as_i64().unwrap_or_default() as i32;
-                // The number may belong to another process by now.
+                // Another process may have this number by now.
                 if uzswap_sys::process::start_time(pid) == daemon["started"].as_u64() && pid > 0 {
                     let _ = uzswap_sys::process::kill(pid, libc::SIGKILL);
                 }
@@ -261,7 +260,7 @@ fn a_killed_run_is_cleaned_up_by_the_keeper() {
 fn a_killed_keeper_is_replaced_and_nobody_notices() {
     let Some(machine) = Machine::take() else { return };
     let run = churning(16);
-    // A run that is stopped meanwhile, for longer than the next keeper waits for one that is gone.
+    // A run that is stopped for longer than a keeper waits for a run to reconnect.
     run.signal(libc::SIGSTOP);
     for _ in 0..3 {
         let keeper = process_of("keeper");
@@ -291,7 +290,7 @@ fn a_run_and_keeper_and_daemon_that_were_killed_are_cleaned_up_by_the_next_run()
     drop(run.finish());
     assert!(Path::new(FOLDER).exists(), "something is left to be cleaned up");
     let ended = || group.processes().is_empty();
-    // Over ublk a thread that waits for a page waits until a server answers for the device.
+    // Over ublk, a thread that waits for a page waits until a server answers for the device.
     assert!(over_ublk || wait_for(ended), "it outlived its run: {:?}", group.processes());
     let next = Run::start(&LIMITS, &["echo", "works"]).finish();
     next.assert_code(0);

@@ -1,7 +1,7 @@
 //! Makes histories by seeds: operations before, during and after the take-over. `tests/history`
 //! defines the words.
 //!
-//! Each history uses only some kinds of operations, so that these meet each other more often.
+//! Each history uses only some kinds of operations, so that these interact more often.
 
 #[path = "generate/files.rs"]
 mod files;
@@ -16,10 +16,10 @@ use uzswap_engine::testing::Noise;
 
 const SLOTS: u64 = 12;
 const FILES: u64 = 8;
-/// Blocks nest this deep.
+/// Depth to which blocks nest.
 const DEPTH_MAX: usize = 3;
 
-/// The place of an operation: some kinds are limited to certain places.
+/// The place of an operation. Some kinds are possible only in certain places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Main,
@@ -96,14 +96,14 @@ const KINDS: &[Kind] = &[
     kind(16, WIDE, Maker::call),
 ];
 
-/// A history that is being made.
+/// A history in the making.
 struct Maker {
     noise: Noise,
     lines: Vec<String>,
     kinds: Vec<&'static Kind>,
-    /// Assumed pages of each slot; 0: none. A history may do otherwise.
+    /// Assumed pages of each slot, 0 for none. The history may differ.
     pages: [u64; SLOTS as usize],
-    /// True until the history grows beyond its budget.
+    /// True until the history has grown beyond its budget.
     is_before: bool,
     has_jumping_handler: bool,
 }
@@ -190,13 +190,13 @@ impl Maker {
         from[self.noise.below(from.len() as u64) as usize]
     }
 
-    /// Prefers slots with memory.
+    /// Any slot, but preferably one with memory.
     fn slot(&mut self) -> u64 {
         let any = self.noise.below(SLOTS);
         (any..any + SLOTS).map(|at| at % SLOTS).find(|at| self.pages[*at as usize] > 0).unwrap_or(0)
     }
 
-    /// A slot and pages of it, as arguments.
+    /// A slot and some of its pages, as arguments.
     fn range(&mut self) -> String {
         let slot = self.slot();
         let pages = self.pages[slot as usize].max(1);

@@ -1,4 +1,4 @@
-//! Runs a history alone and in-process, by both doors, and kills runs that hang.
+//! Runs a history alone and in-process in two ways, and kills runs that hang.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs;
@@ -13,7 +13,7 @@ use uzswap_tests::{nobody, place_programs};
 
 /// The budget of a run: less than a history grows by.
 const MEMORY: &str = "32M";
-/// The longest run: a history alone takes one or two seconds.
+/// The longest run. Alone, a history takes one or two seconds.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// A way to run a history.
@@ -22,25 +22,25 @@ pub enum Way {
     Alone,
     /// In-process, by userfaultfd.
     Uffd,
-    /// In-process, where userfaultfd is denied: by protection.
+    /// In-process by protection, with userfaultfd denied.
     Denied,
 }
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// The transcript, with the status at its end.
+    /// The transcript, which ends with the status.
     pub told: String,
     /// Standard error of the history and of uzswap.
     pub said: String,
-    /// True if its pages left memory.
+    /// True if pages left memory.
     pub has_left: bool,
 }
 
-/// The programs, in a folder with write permission for everybody.
+/// The programs, in a folder that all users may write.
 pub struct Rig {
     folder: TempDir,
-    /// Processors that uzswap takes the machine to have; `None`: those that it has.
+    /// Number of processors that uzswap is told; `None` for the real number.
     cpus: Option<u32>,
 }
 
@@ -63,7 +63,7 @@ impl Rig {
         Self { folder, cpus: None }
     }
 
-    /// On a machine with so many processors.
+    /// With this number of processors.
     pub fn with_cpus(cpus: u32) -> Self {
         Self { cpus: Some(cpus), ..Self::new() }
     }
@@ -72,7 +72,7 @@ impl Rig {
         self.folder.path().join(name)
     }
 
-    /// Runs a history in a new folder of its own.
+    /// Runs a history in a folder of its own.
     pub fn run(&self, history: &str, way: Way) -> Seen {
         let work = tempfile::tempdir_in(self.folder.path()).unwrap();
         fs::set_permissions(work.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -92,7 +92,7 @@ impl Rig {
         self.watch(command.process_group(0))
     }
 
-    /// Runs a command, and kills all its processes at its end or once it has taken too long.
+    /// Runs a command. Kills all its processes at its end or after the time limit.
     fn watch(&self, command: &mut Command) -> Seen {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
@@ -114,7 +114,7 @@ impl Rig {
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
-            // An error means that no process of the group is left.
+            // An error: no process of the group is left.
             let _ = kill_process_group(group, Signal::KILL);
             if status.is_none() {
                 child.wait().unwrap();
@@ -122,7 +122,7 @@ impl Rig {
             let (mut told, said) = (told.join().unwrap(), said.join().unwrap());
             told += &match status {
                 None => format!("hangs: not done after {} s\n", PATIENCE.as_secs()),
-                // `uzswap run` and shells report a signal so.
+                // `uzswap run` and shells report a signal in this way.
                 Some(status) => match status.signal() {
                     Some(signal) => format!("status {}\n", 128 + signal),
                     None => format!("status {}\n", status.code().unwrap()),
@@ -134,7 +134,7 @@ impl Rig {
     }
 }
 
-/// The first line that differs, of both transcripts.
+/// The first line at which two transcripts differ, from both.
 pub fn first_difference(alone: &str, with: &str) -> String {
     let pairs = alone.lines().zip(with.lines());
     let same = pairs.take_while(|(one, other)| one == other).count();

@@ -1,10 +1,10 @@
-//! Reduces a history that differs: operations are dropped while it still differs.
+//! Reduces a history that differs: drops operations while it still differs.
 
 use super::run::{Rig, Way};
 use std::time::{Duration, Instant};
 
-/// Drops lines while `differs` holds: many at first, and single ones in the end. The lines of a
-/// block do nothing without the operation above them, so that they can be dropped later.
+/// Drops lines while `differs` holds, many at first and single ones at the end. Without the
+/// operation above it a block does nothing, so its lines can be dropped later.
 pub fn shrink(rig: &Rig, history: &str, way: Way, time: Duration) -> String {
     let deadline = Instant::now() + time;
     let mut lines: Vec<String> = history.lines().map(str::to_owned).collect();

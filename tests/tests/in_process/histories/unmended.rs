@@ -1,7 +1,7 @@
-//! Operations that histories leave out because of a known fault. A row is deleted once its fault is
-//! mended. `UZSWAP_FUZZ_ALL=1` leaves nothing out.
+//! Operations that histories leave out because of a known fault. A row is deleted when its fault is
+//! mended. With `UZSWAP_FUZZ_ALL=1` nothing is left out.
 
-/// A name in [`super::generate`] or `found.txt`, and the reason.
+/// A name from [`super::generate`] or `found.txt`, and the reason.
 const UNMENDED: &[(&str, &str)] = &[
     ("small stack", "a thread of 20 KiB with large variables has no room for ours: EINVAL"),
     ("large move", "by protection mremap refuses ranges of more than an eighth of the budget"),

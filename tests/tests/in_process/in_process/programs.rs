@@ -7,8 +7,8 @@ use std::process::Command;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{forking_heap, functions_in_c, is_slow_and_skipped, skip};
 
-/// A thread waits in `write` while the program is taken over, and writes again at once: its bytes
-/// must stay there until they are read.
+/// A thread waits in `write` during the takeover, and writes again immediately. Its bytes must stay
+/// in the buffer until they are read.
 const PIPE: &str = r#"
 import os, threading, time
 reader, writer = os.pipe()
@@ -24,15 +24,15 @@ thread.join()
 print(b''.join(got) == whole)
 "#;
 
-/// A program whose results must be the same in a part of its memory as in all of it.
+/// A program whose results must be the same in a part of its memory.
 struct Row {
-    /// The shell command, in a writable folder of its own.
+    /// The shell command, which runs in a writable folder of its own.
     command: &'static str,
-    /// The memory of all its processes together, for one run after another.
+    /// The memory of all its processes together, one run for each.
     memories: &'static [&'static str],
     /// Required programs.
     needs: &'static [&'static str],
-    /// True if `./check` runs it without `--full`.
+    /// True if `./check` runs it even without `--full`.
     is_quick: bool,
 }
 
@@ -90,7 +90,7 @@ const PROGRAMS: &[Row] = &[
 const MAKEFILE: &str =
     "all: $(patsubst %.c,%.o,$(wildcard *.c))\n%.o: %.c\n\tgcc -O1 -c $< -o $@\n";
 
-/// The input of several rows: numbers, and C.
+/// The input of several programs: numbers, and C sources.
 pub fn make_input(folder: &Path) {
     let mut noise = Noise::new(1);
     let numbers: String = (0..600_000).map(|_| format!("{}\n", noise.word() >> 4)).collect();
@@ -133,8 +133,8 @@ fn more_programs_do_as_well() {
     }
 }
 
-/// Runs one of `tests/programs` alone and in each of these memories, where `./check --full`
-/// requests it and the shell command `is_there` succeeds. `prepare` fills its folder.
+/// Runs one of `tests/programs` alone and in each of these memories, if `./check --full` requests
+/// it and the shell command `is_there` succeeds. `prepare` fills its folder.
 fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl FnOnce(&Path)) {
     if is_slow_and_skipped() {
         return;
@@ -155,7 +155,7 @@ fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl F
     compare(folder.path(), memories, &command);
 }
 
-/// The same for a program that needs only its file.
+/// The same, for a program that needs only its own file.
 fn check_file(name: &str, memories: &[&str], is_there: &str) {
     check_prepared(name, memories, is_there, |_| ());
 }
@@ -205,7 +205,7 @@ fn eight_compilers_at_once_make_the_same_code_in_a_half_and_a_quarter() {
     check_file("compile.sh", &["229M", "115M"], "command -v g++ && command -v make");
 }
 
-/// The toolchain may be in a folder that only its owner may read.
+/// The toolchain may be in a folder that only its owner can read.
 #[test]
 fn cargo_builds_the_same_crate_in_a_half_and_a_quarter() {
     check_prepared("crate.sh", &["91M", "46M"], "cargo --version", |folder| {

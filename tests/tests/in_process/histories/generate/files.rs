@@ -4,7 +4,7 @@ use super::Place::{self, Handler, Thread};
 use super::{FILES, Maker};
 use crate::unmended::is_mended;
 
-/// By their numbers in `tests/history/calls.c`.
+/// Calls by their numbers in `tests/history/calls.c`.
 const RECEIVE_MESSAGE: u64 = 29;
 const WAIT_CHILD: u64 = 38;
 
@@ -30,7 +30,7 @@ impl Maker {
         }
     }
 
-    /// A slot and bytes of it, as arguments.
+    /// A slot and some of its bytes, as arguments.
     fn bytes(&mut self, most: u64) -> String {
         let slot = self.slot();
         let whole = self.pages[slot as usize].max(1) * 4096;

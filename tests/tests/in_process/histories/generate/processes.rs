@@ -1,4 +1,4 @@
-//! Operations that make processes, or change the abilities of one.
+//! Operations that make processes, or change the abilities of a process.
 
 use super::Maker;
 use super::Place::{self, Child, Main, Narrow};
