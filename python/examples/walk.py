@@ -1,9 +1,9 @@
-# A tour, in cells: run it as a program, or open it in an editor or Jupyter that knows "# %%".
+# A tour in cells. Run it as a program, or open it in an editor or Jupyter that supports "# %%".
 #
 #     python python/examples/walk.py
 
-# %% A pager has a budget. The array is four times as large. Numbers compress badly: a file takes the
-# coldest of them.
+# %% A pager has a budget, and this array is four times as large. Numbers compress badly, so a file
+# takes the coldest pages.
 import os
 import tempfile
 
@@ -22,30 +22,30 @@ for row in prices:
     np.cumsum(random.integers(-3, 4, row.size, dtype="i8"), out=row)
 print(type(prices).__name__, prices.shape, prices[:, -1].mean().round(1))
 
-# %% Every function of numpy works on it. Parts that do not fit are compressed meanwhile.
+# %% Every function of numpy works on it. Parts that do not fit into the budget are compressed.
 highest = prices.max(axis=1)
 print("highest", highest.max(), "in row", highest.argmax())
 prices += 1000
 print("lowest now", prices.min())
 
-# %% The figures, by the names of docs/statistics.md.
+# %% The statistics: docs/statistics.md lists their names.
 statistics = pager.stats()
 print("compressed pages:", "yes" if statistics["stored_pages"] else "none")
 assert statistics["memory_used"] <= statistics["memory_budget"]
 
-# %% In order, and then no longer needed for a while: say so.
+# %% Advice: the array will be read in order, and then not be needed for a while.
 pager.advise(prices, "sequential")
 total = prices.sum()
 pager.advise(prices, "page-out")
 assert prices.sum() == total
 
-# %% Files in any mode; see docs/python.md for why.
+# %% File I/O that works in every mode (docs/python.md has the reason).
 path = os.path.join(folder.name, "prices")
 uzswap.tofile(prices[:64], path)
 again = uzswap.fromfile(path, "i8", pager=pager)
 assert (again == prices[:64].ravel()).all()
 
-# %% Arrays that a library makes: in regions too, from 1 MiB on.
+# %% Arrays of at least 1 MiB that a library makes are in regions, too.
 with pager.allocator():
     ordered = np.sort(prices[:100], axis=None)
 assert (np.diff(ordered) >= 0).all()

@@ -1,5 +1,5 @@
-//! The native half of the Python module `uzswap`: pagers, regions and NumPy's allocator. The half
-//! in Python is in `uzswap/`.
+//! The native half of the Python module `uzswap`: pagers, regions and NumPy's allocator. The Python
+//! half is in `uzswap/`.
 
 mod numpy;
 
@@ -38,7 +38,7 @@ impl From<Size> for MemorySize {
     }
 }
 
-/// One budget of memory; `uzswap.Pager` adds the functions for NumPy.
+/// A memory budget. `uzswap.Pager` adds the functions for NumPy.
 #[pyclass(subclass, frozen, module = "uzswap")]
 struct Pager(uzswap_region::Pager);
 
@@ -76,7 +76,7 @@ impl Pager {
         py.detach(|| builder.build()).map(Self).map_err(raise)
     }
 
-    /// A region of at least this many bytes, all zeros: memory without numpy.
+    /// A region of at least this many bytes, all zeros. It needs no numpy.
     fn map(&self, py: Python<'_>, nbytes: usize) -> PyResult<Region> {
         let region = py.detach(|| self.0.map(nbytes)).map_err(raise)?;
         Ok(Region { region, nbytes })
@@ -138,7 +138,7 @@ impl Pager {
 }
 
 impl Pager {
-    /// The region that memory lies in, and where in it.
+    /// The region around a range of memory, and the range in it.
     fn part(&self, address: usize, bytes: usize) -> PyResult<(RegionRef, Range<usize>)> {
         let region = self.0.region_at(address).ok_or_else(|| {
             Error::new_err("the array is not in a region of this pager; make it with pager.empty")
@@ -157,13 +157,13 @@ struct Region {
 
 #[pymethods]
 impl Region {
-    /// Where it begins.
+    /// The address of its first byte.
     #[getter]
     fn address(&self) -> usize {
         self.region.as_ptr().addr().get()
     }
 
-    /// How long it is, as it was asked for.
+    /// Its length, as it was requested.
     #[getter]
     fn nbytes(&self) -> usize {
         self.nbytes
@@ -196,20 +196,20 @@ impl Pin {
     }
 }
 
-/// A handler for NumPy's arrays of at least `above` bytes.
+/// A handler that gives NumPy's arrays of at least `above` bytes regions.
 #[pyfunction]
 fn _numpy_handler<'py>(pager: &Bound<'py, Pager>, above: Size) -> PyResult<Bound<'py, PyAny>> {
     let above = MemorySize::from(above).bytes("above").map_err(raise)?;
     numpy::handler(pager.py(), pager.get().0.clone(), above as usize)
 }
 
-/// Makes a handler the one of the current context; answers the one that was.
+/// Installs a handler in the current context. Returns the former one.
 #[pyfunction]
 fn _numpy_install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     numpy::install(handler)
 }
 
-/// Has faults of regions come to the pager again, after a handler of SIGBUS was set.
+/// Makes faults of regions come to the pager again, after a handler of SIGBUS was set.
 #[pyfunction]
 fn _take_back() -> PyResult<()> {
     uzswap_region::signals::take_back().map_err(PyErr::from)

@@ -1,11 +1,11 @@
-//! NumPy's own allocations, in regions: its interface for allocators (NEP 49, NumPy 1.22 and
-//! later).
+//! NumPy's own allocations, in regions. It uses NumPy's interface for allocators (NEP 49, NumPy
+//! 1.22 and later).
 //!
-//! A handler is a table of functions in a capsule. NumPy asks the one of the current context for
-//! the memory of a new array, and each array keeps a reference to the handler that it came from.
-//! Ours takes a region for a large array, and passes the rest to the handler that was there before.
+//! A handler is a table of functions in a capsule. For a new array, NumPy calls the handler of the
+//! current context, and the array keeps a reference to that handler. Ours takes a region for a
+//! large array, and passes other requests to the former handler.
 //!
-//! Memory is told apart by its address, so any of the functions may be given any block.
+//! The functions recognize blocks of regions by address, so each accepts any block.
 
 #![expect(
     unsafe_code,
@@ -38,27 +38,27 @@ struct Handler {
     allocator: Allocator,
 }
 
-/// The context of the functions.
+/// The context that NumPy passes to the functions.
 struct Context {
     pager: Pager,
     /// Blocks of at least this many bytes are regions.
     above: usize,
     small: Allocator,
-    /// Keeps `small` alive.
+    /// Keeps the former handler, and so `small`, alive.
     _before: Py<PyAny>,
-    /// The handler for NumPy. Points to this context.
+    /// Our handler for NumPy. It points to this context.
     handler: Handler,
 }
 
 const CAPSULE: &std::ffi::CStr = c"mem_handler";
-/// Places in NumPy's table of functions, the same since 1.22.
+/// Indices in NumPy's table of functions, the same since 1.22.
 const SET_HANDLER: usize = 304;
 const GET_HANDLER: usize = 305;
 
 type SetHandler = unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject;
 type GetHandler = unsafe extern "C" fn() -> *mut ffi::PyObject;
 
-/// A handler that puts arrays of at least `above` bytes into regions of the pager.
+/// Makes a handler that puts arrays of at least `above` bytes into regions of the pager.
 pub fn handler<'py>(py: Python<'py>, pager: Pager, above: usize) -> PyResult<Bound<'py, PyAny>> {
     let table = table(py)?;
     // SAFETY: the place holds this function in every NumPy from 1.22 on (`table` has looked).
@@ -91,7 +91,7 @@ pub fn handler<'py>(py: Python<'py>, pager: Pager, above: usize) -> PyResult<Bou
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-/// Makes `handler` the one of the current context; answers the one that was.
+/// Installs `handler` in the current context. Returns the former one.
 pub fn install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = handler.py();
     let table = table(py)?;
@@ -124,7 +124,7 @@ fn table(py: Python<'_>) -> PyResult<*const *const c_void> {
     }
 }
 
-/// The capsule's destructor: no array that came from the handler is left.
+/// The capsule's destructor. No array of this handler is left.
 unsafe extern "C" fn forget(capsule: *mut ffi::PyObject) {
     // SAFETY: called by Python with a capsule that `handler` made, whose pointer is a `Handler` in
     // a `Context` from `Box::into_raw`; nothing can use it any more.
@@ -136,8 +136,8 @@ unsafe extern "C" fn forget(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// The functions never unwind: the pager's answer is a region or an error, and an error is a null
-/// pointer, of which NumPy makes a `MemoryError`.
+/// The functions never unwind. The pager returns a region or an error. For an error they return
+/// null, of which NumPy makes a `MemoryError`.
 unsafe extern "C" fn malloc(context: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: NumPy gives back the context of the handler, which lives as long as the handler.
     let context = unsafe { &*context.cast::<Context>() };
@@ -178,9 +178,8 @@ unsafe extern "C" fn realloc(
     let held = match length(context, block) {
         Some(held) => held,
         None => {
-            // How long it was is known only to the handler that it came from, so that one lengthens
-            // it, and then it moves.
-            // SAFETY: as NumPy would have called it.
+            // Only the handler that made the block knows its length. So that handler lengthens it,
+            // and then it moves to a region.
             let small = unsafe { (context.small.realloc)(context.small.context, block, bytes) };
             if small.is_null() || bytes < context.above {
                 return small;
@@ -202,8 +201,8 @@ unsafe extern "C" fn realloc(
 
 const PAGE: usize = 4096;
 
-/// A block of the pager, or null. `None` in a fork, where there is no pager: the program has
-/// ordinary memory there.
+/// A block of the pager, or null. `None` in a fork, which has no pager: the program gets ordinary
+/// memory there.
 fn take(context: &Context, bytes: usize) -> Option<*mut c_void> {
     match context.pager.map(bytes) {
         Ok(region) => Some(region.into_raw().as_ptr().cast()),
@@ -212,7 +211,7 @@ fn take(context: &Context, bytes: usize) -> Option<*mut c_void> {
     }
 }
 
-/// Length of a block of the pager, `None` for all others: those hardly ever begin at a page.
+/// The length of a pager's block; `None` for other blocks, which rarely begin at a page.
 fn length(context: &Context, block: *mut c_void) -> Option<usize> {
     if block.is_null() || !block.addr().is_multiple_of(PAGE) {
         return None;
@@ -221,7 +220,7 @@ fn length(context: &Context, block: *mut c_void) -> Option<usize> {
 }
 
 fn give_back(context: &Context, block: *mut c_void) {
-    // An error means that this is a fork, in which there is no block.
+    // An error: this is a fork, which has no regions.
     // SAFETY: NumPy gives the block up with the call; `take` has kept no region of it.
     let _ = unsafe { context.pager.unmap(block.addr()) };
 }

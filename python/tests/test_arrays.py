@@ -32,7 +32,7 @@ def pagers(memory="16M", **options):
 
 
 def walk(count, seed=7):
-    """Floats as programs have them: a random walk, rounded."""
+    """Floats like those of real programs: a rounded random walk."""
     return numpy.random.default_rng(seed).normal(size=count).round(2).cumsum().round(2)
 
 

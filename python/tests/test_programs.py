@@ -24,8 +24,8 @@ def run(*arguments, **options):
     return ended
 
 
-# Runs a program with its large arrays in regions: arguments of Pager and of allocator, then the program's. The program
-# is a file, or after "-m" a module. The statistics follow on standard error.
+# Runs a program with its large arrays in regions. The arguments are those of Pager and of allocator, then the program
+# with its own. The program is a file, or after "-m" a module. Prints the statistics to standard error.
 ALLOCATED = """
 import runpy, sys, uzswap
 options, above, *sys.argv = sys.argv[1:]
@@ -42,7 +42,7 @@ for name, value in pager.stats().items():
 
 
 def allocated(above, **options):
-    """The arguments before a program that run it so."""
+    """The arguments of Python that come before such a program."""
     return ["-c", ALLOCATED, repr(options), above]
 
 
@@ -75,7 +75,7 @@ class Programs(unittest.TestCase):
             return digest, (self.folder / output).stat().st_size
 
         plain, size = learn("plain")
-        # Two arrays of that size: the vectors that are learned, and the weights.
+        # The program has two arrays of that size: the learned vectors, and the weights.
         memory = 2 * size // 4
         self.assertGreater(memory, 8 << 20)
         ours, _ = learn("ours", *allocated("1M", memory=memory, backing="pages:512M"))

@@ -21,21 +21,21 @@ __all__ = ["Error", "Pager", "Region", "__version__", "fromfile", "readinto", "t
 
 
 class Pager(_Pager):
-    """One budget of memory for any number of arrays.
+    """A memory budget for any number of arrays.
 
     memory: bytes, or a text such as "512M" or "4G". Pages in memory, compressed pages and tables
         take no more.
-    compressor: "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw", with ":LEVEL" where it has levels.
-    backing: "PATH" or "PATH:SIZE", a file for the coldest pages. Without one they all stay in memory.
-    mode: "in-thread" needs no privilege, but a system call that is given memory which is paged out
-        fails with EFAULT. "handler-threads" has no such rule, and needs root or /dev/userfaultfd.
-        By default handler-threads where it is permitted.
-    fork: the arrays in a forked process. "absent", the default: it has none, and dies with a message
-        if it touches one. "copy": a private copy, as of any memory; each fork writes all pages to
-        /var/tmp. In that process the arrays are ordinary ones, and methods of the pager fail.
+    compressor: "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw", with ":LEVEL" if it has levels.
+    backing: "PATH" or "PATH:SIZE", a file for the coldest pages. Without it all stay in memory.
+    mode: "in-thread" needs no privilege, but a system call on memory that is paged out fails with
+        EFAULT. "handler-threads" has no such rule, but needs root or /dev/userfaultfd. It is the
+        default if it is permitted.
+    fork: the arrays in a forked process. "absent", the default: the process has none, and dies with
+        a message if it touches one. "copy": the process has a private copy, an ordinary array, and
+        methods of the pager fail there. Each fork writes all pages to /var/tmp.
     reclaim_threads: threads that compress.
 
-    Raises Error where memory cannot be paged or an option is wrong.
+    Raises Error if memory cannot be paged or an option is wrong.
     """
 
     def __new__(cls, *arguments, **options):
@@ -66,7 +66,7 @@ class Pager(_Pager):
         if count * dtype.itemsize == 0:
             return numpy.empty(shape, dtype, order)
         region = self.map(count * dtype.itemsize)
-        # The array's base keeps the region, and the region its pager.
+        # The array's base keeps the region alive, and the region keeps its pager alive.
         return numpy.ndarray(shape, dtype, buffer=numpy.asarray(region), order=order)
 
     def zeros(self, shape, dtype=float, order="C"):
@@ -84,10 +84,10 @@ class Pager(_Pager):
 
     @contextlib.contextmanager
     def pin(self, array):
-        """While the `with` block runs, the whole of `array` is in memory and stays there.
+        """Keeps the whole of `array` in memory while the `with` block runs.
 
-        System calls and other programs' libraries may then be given it in any mode. Raises Error if
-        it does not fit into the pager's memory.
+        In the block, system calls and other libraries may use it in any mode. Raises Error if it
+        does not fit into the pager's memory.
         """
         address, length = _span(array)
         pinned = self._pin(address, length)
@@ -101,7 +101,7 @@ class Pager(_Pager):
         self._touch(*_span(array))
 
     def advise(self, array, advice):
-        """Says how `array` will be used.
+        """Announces the use of `array`.
 
         advice: "normal", "sequential", "random", "will-need", "page-out" (compress it now) or
         "dont-need" (drop its contents; it reads as zeros).
@@ -110,10 +110,10 @@ class Pager(_Pager):
 
     @contextlib.contextmanager
     def allocator(self, above="1M"):
-        """In the `with` block, every numpy array of at least `above` bytes is in a region.
+        """In the `with` block, every new numpy array of at least `above` bytes is in a region.
 
-        Follows the context (contextvars), so a thread that starts in the block has numpy's own
-        allocator. For whole programs: uzswap run -- python script.py.
+        This holds for the current context (contextvars): a thread that starts in the block has
+        numpy's own allocator. For whole programs: uzswap run -- python script.py.
         """
         from . import _uzswap
 
@@ -126,7 +126,7 @@ class Pager(_Pager):
 
 
 def _span(array):
-    """Address and length of the memory that an array reaches over."""
+    """Address and length of the memory that an array spans."""
     if isinstance(array, Region):
         return array.address, array.nbytes
     if "numpy" in sys.modules:

@@ -1,7 +1,7 @@
 """File I/O for arrays in regions, in any mode.
 
-In the in-thread mode the kernel cannot write to memory that is paged out: read(2) into it answers
-EFAULT. These go through a buffer, which Python code copies: that faults where it may.
+In the in-thread mode the kernel cannot access memory that is paged out: read(2) into it fails with
+EFAULT. These functions use a buffer. Python code copies it to or from the array, and may fault.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def _opened(file, mode):
 
 
 def readinto(file, array):
-    """Reads from `file` into all of `array`; answers the number of bytes, less at the end of the file.
+    """Reads from `file` into all of `array`. Returns the number of bytes, which is less at the file's end.
 
     file: a path, or a file opened for reading bytes.
     """
@@ -49,9 +49,9 @@ def readinto(file, array):
 
 
 def fromfile(file, dtype=float, count=-1, *, pager):
-    """As numpy.fromfile, for binary files, into an array of `pager`.
+    """Like numpy.fromfile for a binary file, but into an array of `pager`.
 
-    count: how many items; -1 for all from the file's position to its end.
+    count: the number of items; -1 for all from the file's position to its end.
     """
     import os
 
@@ -73,6 +73,6 @@ def tofile(array, file):
     with _opened(file, "wb") as opened:
         for start in range(0, len(source), _BUFFER):
             part = memoryview(source[start : start + _BUFFER].tobytes())
-            # A raw file may take less than it is given.
+            # A raw file may write less than the whole part.
             while part:
                 part = part[opened.write(part) :]

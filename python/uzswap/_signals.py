@@ -1,4 +1,4 @@
-"""SIGBUS is the pager's in the mode in-thread, even if a handler of it is set later."""
+"""In the mode in-thread, SIGBUS goes to the pager first, even if a handler of it is set later."""
 
 import faulthandler
 import functools
@@ -10,10 +10,10 @@ _kept = []
 
 
 def keep():
-    """From now on, functions that set handlers of signals leave SIGBUS to the pager.
+    """Makes functions that set signal handlers leave SIGBUS to the pager from now on.
 
     The new handler gets each SIGBUS that is not of a region. Python's functions call the C library directly, so
-    they are wrapped here; `python -X faulthandler` was there before.
+    they are wrapped here. `python -X faulthandler` has set its handler before this.
     """
     if _kept:
         return

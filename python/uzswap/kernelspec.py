@@ -15,7 +15,7 @@ import tempfile
 def _specification(memory, display_name):
     """The contents of kernel.json."""
     limit = ["--memory", memory] if memory else []
-    # The module finds the program of this environment, whatever PATH the server has.
+    # The module finds this environment's program, independent of the server's PATH.
     command = [sys.executable, "-m", "uzswap", "run", "--in-process", "--quiet", *limit, "--"]
     return {
         "argv": [*command, sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -47,7 +47,7 @@ def install(arguments):
 
 
 def _figures(status, process):
-    """The line of `uzswap status` about a process; None if it is of no run."""
+    """The line of `uzswap status` about a process; None if the process is in no run."""
     for line in status.splitlines():
         number, _, rest = line.strip().partition(" ")
         if number == str(process):

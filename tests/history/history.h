@@ -1,5 +1,5 @@
-/* The parts of `history` share this. A history is a list of operations, one a line: a depth, a name and arguments. The
-   deeper lines below an operation are its block, for a child, a thread or a signal handler to perform. The transcript
+/* Shared by the parts of `history`. A history is a list of operations, one a line: a depth, a name and arguments. The
+   deeper lines below an operation are its block, which a child, a thread or a signal handler performs. The transcript
    depends on no address, process number or time. */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -306,7 +306,7 @@ static void op_grow_down(const struct operation *operation) {
 }
 
 /* key SLOT FIRST PAGES RIGHTS: pkey_mprotect. The thread's rights (0 all, 1 none, 2 no writing) hold while the memory is
-   paged out and read; then it has all. */
+   paged out and read. After that the thread has all rights. */
 static void op_key(const struct operation *operation) {
     long pages;
     char *at = range_of(operation, 0, &pages);

@@ -159,8 +159,8 @@ static void op_crowd(const struct operation *operation) {
     say(operation, well, sum_of_slot(slot));
 }
 
-/* spawn HOW [SLOT]: this program again performs the block, by posix_spawn, fork or vfork. With a slot its arguments are in
-   memory that is paged out. */
+/* spawn HOW [SLOT]: starts this program by posix_spawn, fork or vfork, to perform the block. With a slot, its arguments are
+   in memory that is paged out. */
 static void op_spawn(const struct operation *operation) {
     char number[12], *words[] = {program, history, number, NULL}, **given = words;
     struct slot *slot = slot_of(operation, 1);

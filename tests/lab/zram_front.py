@@ -1,14 +1,14 @@
 """Counts pages and faults of a disk of ours behind the kernel's zram, in the lab.
 
-docs/design/zram-front.md says how, and has the results. Usage: zram_front.py PROGRAM COMPRESSOR
-AGE MIB..., where AGE is the age in seconds at which a page is written back, and each MIB is a
-limit of resident memory. It writes front.jsonl and cold.pages into /out.
+docs/design/zram-front.md describes the method and has the results. Usage: zram_front.py PROGRAM
+COMPRESSOR AGE MIB..., where AGE is the age in seconds at which a page is written back, and each
+MIB is a limit of resident memory. It writes front.jsonl and cold.pages into /out.
 
-A program runs in a memory cgroup, and zram is the only swap. At each limit it works twice. First
-nothing is written back: the ages of zram's pages, sampled by block_state, tell which faults and
-which bytes would be those of the disk at any age. A slot is freed by the fault that reads it, so
-a page's age is the time since it left. Then zram writes pages of AGE back, and counts its reads
-of them. So the first is tested by the second, and the disk has contents of cold pages.
+A program runs in a memory cgroup, with zram as the only swap. At each limit it works twice. The
+first time zram writes nothing back. The ages of zram's pages, sampled by block_state, tell which
+faults and which bytes the disk would have for any age. The fault that reads a slot frees it, so a
+page's age is the time since it left. The second time zram writes pages of AGE back, and counts its
+reads of them. This tests the first result, and the disk gets contents of cold pages.
 """
 
 import json
@@ -44,7 +44,7 @@ def counters():
 
 
 def slots():
-    """Times at which zram's pages came, by their slots. A page of one word takes no memory."""
+    """The times at which pages came to zram, by slot, without pages of one repeated word."""
     text = b""
     with open(STATE, "rb", buffering=0) as state:
         # The kernel returns 0 for a buffer that is too short for a line, as at the end.
@@ -55,7 +55,7 @@ def slots():
 
 
 class Zram:
-    """The swap device, with a file of its own behind it."""
+    """The swap device, backed by a file."""
 
     def __init__(self, compressor):
         with open(COLD, "wb") as file:
@@ -74,7 +74,7 @@ class Zram:
 
 
 class Sampler(threading.Thread):
-    """Samples zram's pages, and writes cold ones back if it is given an age."""
+    """Samples zram's pages. With an age, writes cold pages back."""
 
     def __init__(self, age):
         super().__init__()
@@ -104,13 +104,13 @@ class Sampler(threading.Thread):
         return [after - before for before, after in zip(self.begin, counters())]
 
     def cold(self, age):
-        """The mean share of pages that are older."""
+        """The mean share of pages that are older than `age`."""
         shares = [sum(now - at > age for at in state.values()) / len(state)
                   for now, state in self.states if state]
         return sum(shares) / max(len(shares), 1)
 
     def freed(self, age):
-        """Slots of older pages that were freed between two samples."""
+        """Number of slots with older pages that were freed between two samples."""
         count = 0
         for (_, before), (now, after) in zip(self.states, self.states[1:]):
             middle = now - SAMPLE_SECONDS / 2
@@ -123,7 +123,7 @@ class Sampler(threading.Thread):
 
 
 def measure(program, age):
-    """Works, and prints the line of this turn."""
+    """Lets the program work. Returns the figures of this turn."""
     sampler = Sampler(age)
     began = time.time()
     sampler.start()
@@ -160,7 +160,7 @@ def limit(mebibytes):
 
 
 def keep_cold():
-    """Copies the written part of the disk, and measures a page of it in zram."""
+    """Copies the written pages of the disk, and measures their mean size in zram."""
     pages = OUT / "cold.pages"
     count, sizes = 0, {}
     with open(COLD, "rb") as disk, open(pages, "wb") as kept:

@@ -23,8 +23,8 @@ class Alone:
         self.points = sorted(points, reverse=True)
 
     def memory(self, time):
-        """The memory with which it takes this time; and True if it would need less than that,
-        as it is faster at its smallest limit."""
+        """The memory with which zram takes this time. And True if zram would need less memory:
+        it is faster even at the smallest limit."""
         if time >= self.points[0][0]:
             return self.points[0][1], time > self.points[0][0]
         for (slow, little), (fast, much) in zip(self.points, self.points[1:]):
@@ -35,7 +35,7 @@ class Alone:
 
 
 def splits(line, test):
-    """Shares of zram's pages and of all faults that would be ours, by the age that decides."""
+    """For each age: the shares of zram's pages and of all faults that our disk would have."""
     for age, cold in line.get("cold", {}).items():
         yield f"{age} s", cold, min(line["freed"][age] / line["faults"], 1)
     if test:
@@ -43,7 +43,7 @@ def splits(line, test):
 
 
 def fronts(line, test, alone, size):
-    """Ours behind zram for every age, beside zram alone."""
+    """A row for each age: our disk behind zram, beside zram alone."""
     us = ZRAM_US[line["compressor"]]
     for age, cold, late in splits(line, test):
         mean = us * (1 - late) + OURS_US * late
@@ -56,7 +56,7 @@ def fronts(line, test, alone, size):
 
 
 def bound(line, size):
-    """Memory to zram's if all of its pages were ours, and no fault took longer."""
+    """Memory relative to zram's, if our disk had all pages and no fault took longer."""
     resident = line["mib"] * MIB
     return (resident + line["pages"] * size) / (resident + line["zram_bytes"])
 

@@ -1,4 +1,4 @@
-"""Programs for zram_front.py, each in a memory cgroup, with work that can be repeated."""
+"""Programs for zram_front.py, each in a memory cgroup, with repeatable work."""
 
 import glob
 import random
@@ -105,7 +105,7 @@ class Redis:
 
 
 class Workers:
-    """Of several programs one is used at a time."""
+    """Several programs, of which one is used at a time."""
 
     def __init__(self, group):
         command = ["/usr/bin/python3", "-c", WORKER]
@@ -131,7 +131,7 @@ class Workers:
 
 
 class Build:
-    """A library in C, with several compilers at once."""
+    """Several compilers, which build a C library at the same time."""
 
     def __init__(self, group):
         self.group = group
@@ -150,7 +150,7 @@ class Build:
 
 
 def start(name, group):
-    """The program of this name, loaded and with all memory that it wants."""
+    """The program of this name, with its data loaded and without a memory limit."""
     kinds = {
         "redis": lambda: Redis(group, FIFTH),
         "redis-ranks": lambda: Redis(group, RANKS),

@@ -86,7 +86,7 @@ def commands(keys, turn):
 
 
 if os.path.exists("dump.rdb"):
-    os.remove("dump.rdb")  # What an earlier run has saved would be loaded.
+    os.remove("dump.rdb")  # The server would load the data of an earlier run.
 server = Server("first")
 server.ask_all(list(commands(range(KEYS), 0)))
 saved = server.ask("DEBUG", "DIGEST")
