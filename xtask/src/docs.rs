@@ -143,7 +143,6 @@ pub fn tests(root: &Path) -> Vec<String> {
     tests
 }
 
-/// The folders in `folder`, relative to the root.
 fn folders(root: &Path, folder: &str) -> Vec<String> {
     let entries = fs::read_dir(root.join(folder)).into_iter().flatten().flatten();
     let folders = entries.filter(|entry| entry.path().is_dir());

@@ -43,7 +43,6 @@ pub fn pages() -> Vec<(String, String)> {
     pages
 }
 
-/// Adds the page of a command, and the pages of its subcommands.
 fn add_pages(name: &str, command: &Command, pages: &mut Vec<(String, String)>) {
     pages.push((format!("{MAN}/{name}.1"), page(name, command.clone())));
     for sub in command.get_subcommands() {

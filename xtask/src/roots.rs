@@ -81,7 +81,6 @@ Python, Perl, SQLite, `sort`, and gcc under make, in a half and a quarter of the
 |---|---|---|---|---|---|
 ";
 
-/// Folders.
 struct Folders {
     repository: PathBuf,
     target: PathBuf,

@@ -72,7 +72,6 @@ pub trait Candidate {
 /// The measurements of one candidate.
 #[derive(Debug, Serialize)]
 pub struct Turns<T> {
-    /// Its name.
     pub name: String,
     /// The reason why values are missing, if some are.
     pub missing: Option<String>,

@@ -17,7 +17,6 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Arguments of `calls`.
 #[derive(Debug, Args)]
 pub struct CallsArguments {
     /// Calls of each kind in a round [default: 2 000 000].

@@ -16,7 +16,6 @@ use std::time::Instant;
 use uzswap_engine::compress::{Codec, Codecs, prepare_thread};
 use uzswap_engine::{PAGE_BYTES, Page};
 
-/// Arguments of `codecs`.
 #[derive(Debug, Args)]
 pub struct CodecsArguments {
     /// Compressors to measure; with "+dictionary", zstd trains one on other pages first.

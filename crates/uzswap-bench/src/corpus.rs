@@ -42,7 +42,6 @@ pub enum Program {
     Node,
 }
 
-/// All programs.
 pub const ALL: [Program; 5] =
     [Program::Python, Program::Compiler, Program::Redis, Program::Numpy, Program::Node];
 
@@ -145,7 +144,6 @@ const COMPILER_BYTES: u64 = 150 << 20;
 const DOCUMENTS_BYTES: usize = 90 << 20;
 
 impl Program {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Python => "python",
@@ -186,13 +184,11 @@ impl Program {
         Ok(path)
     }
 
-    /// The corpus of its pages.
     pub fn corpus(self, pages_max: usize) -> Result<Corpus, Failure> {
         read(self.name(), self.file()?, pages_max)
     }
 }
 
-/// A corpus of the pages of a file.
 pub fn read(name: &'static str, path: PathBuf, pages_max: usize) -> Result<Corpus, Failure> {
     let bytes = fs::read(&path).context(&path.display().to_string())?;
     let all: Vec<Page> = bytes.as_chunks().0.iter().take(pages_max).copied().collect();
@@ -394,7 +390,6 @@ impl<'a> Values<'a> {
         Ok(Self { out: BufWriter::new(stream), reader })
     }
 
-    /// Sets a value.
     pub fn set(&mut self, key: &str, value: &str) -> std::io::Result<()> {
         write!(self.out, "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n", key.len())?;
         write!(self.out, "${}\r\n{value}\r\n", value.len())

@@ -23,7 +23,6 @@ use uzswap_engine::compress::prepare_thread;
 use uzswap_engine::testing::Noise;
 use uzswap_engine::{Cache, Config, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
-/// Arguments of `density`.
 #[derive(Debug, Args)]
 pub struct DensityArguments {
     /// Compressors of ours.

@@ -7,7 +7,6 @@ use std::fmt;
 pub struct Failure(String);
 
 impl Failure {
-    /// With this message.
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
     }

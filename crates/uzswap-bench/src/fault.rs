@@ -17,7 +17,6 @@ use crate::touch::{FAULT_NS_MIN, Touched};
 use clap::Args;
 use std::fs;
 
-/// Arguments of `fault` and `swapout`.
 #[derive(Debug, Args)]
 pub struct FaultArguments {
     /// Memory of the program, MiB [default: 128].

@@ -59,7 +59,6 @@ impl Machine {
         }
     }
 
-    /// All of it in one line.
     pub fn line(&self) -> String {
         format!(
             "Linux {}, {} x {}, {} GiB, memory cgroup {}, uzswap {} ({})",

@@ -10,7 +10,6 @@ use crate::report::{Section, Table};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// Arguments of `forks`.
 #[derive(Debug, Args)]
 pub struct ForksArguments {
     /// Data of the program, MiB [default: 512]. Its memory is a third of that.

@@ -24,13 +24,10 @@ pub struct HoldArguments {
 /// Numbers of pages, and the bytes of memory that they took.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Occupancy {
-    /// All pages.
     pub full_pages: usize,
-    /// Bytes.
     pub full_bytes: u64,
     /// The pages that remained after half were freed.
     pub half_pages: usize,
-    /// Bytes.
     pub half_bytes: u64,
     /// The times of random loads, ns; none for the kernel's.
     #[serde(default)]

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
-/// Arguments of `java`.
 #[derive(Debug, Args)]
 pub struct JavaArguments {
     /// Memory of the virtual machine and the pool together, MiB.

@@ -18,7 +18,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_sys::cgroup;
 
-/// Arguments of `kernel-build`.
 #[derive(Debug, Args)]
 pub struct BuildArguments {
     /// Compile jobs at the same time [default: 8,12,16,20,24].

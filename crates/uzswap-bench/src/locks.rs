@@ -32,7 +32,6 @@ use uzswap_engine::{Area, Cache, Config, Load, PAGE_BYTES, Page, Store};
 use uzswap_sync::profile;
 use uzswap_sys::cpu;
 
-/// Arguments of `locks`.
 #[derive(Debug, Args)]
 pub struct LocksArguments {
     /// Threads that store: 1,2,8,32, or with --count as many as CPUs.
@@ -113,7 +112,6 @@ pub struct LockCost {
     pub held_ns: f64,
 }
 
-/// One run.
 #[derive(Debug, Serialize)]
 pub struct Run {
     pub kb_per_s: f64,

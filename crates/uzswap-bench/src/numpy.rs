@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Arguments of `numpy`.
 #[derive(Debug, Args)]
 pub struct NumpyArguments {
     /// Size of the array, MiB [default: 512]. Its memory is a quarter of that.

@@ -49,12 +49,10 @@ pub enum Peer {
     Uzswap {
         /// Its name in tables.
         name: String,
-        /// Its options.
         options: Vec<String>,
     },
     /// A region, which the measured program makes itself.
     Region {
-        /// Its compressor.
         compressor: String,
         /// True if threads of the pager serve its faults.
         handlers: bool,
@@ -107,7 +105,6 @@ pub struct Measured {
     /// CPU time of the whole machine in this time, s: of the command, the kernel, and the process
     /// that serves pages.
     pub cpu_seconds: f64,
-    /// Major faults.
     pub major_faults: u64,
     /// Pages swapped in, from any device.
     pub pages_in: u64,

@@ -14,7 +14,6 @@ use std::path::Path;
 use std::time::Duration;
 use uzswap_engine::testing::Noise;
 
-/// Arguments of `programs`.
 #[derive(Debug, Args)]
 pub struct ProgramsArguments {
     /// Programs whose names begin with these texts [default: all].

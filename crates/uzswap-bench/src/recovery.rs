@@ -26,7 +26,6 @@ const NEXT_MAX: Duration = Duration::from_secs(60);
 /// Time between two kills, enough for the next daemon to start all its threads.
 const CALM: Duration = Duration::from_millis(100);
 
-/// Arguments of `recovery`.
 #[derive(Debug, Args)]
 pub struct RecoveryArguments {
     /// Kills in a round [default: 20].

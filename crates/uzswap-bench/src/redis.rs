@@ -17,7 +17,6 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use uzswap_engine::testing::Noise;
 
-/// Arguments of `redis`.
 #[derive(Debug, Args)]
 pub struct RedisArguments {
     /// Memory of server, client and pool together, MiB.

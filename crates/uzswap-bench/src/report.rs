@@ -97,7 +97,6 @@ impl Section {
         self
     }
 
-    /// Adds raw values.
     pub fn raw(mut self, name: &str, values: &impl Serialize) -> Result<Self, Failure> {
         if self.raw.is_null() {
             self.raw = serde_json::json!({});

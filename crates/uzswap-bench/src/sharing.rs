@@ -24,7 +24,6 @@ use uzswap_sys::map::Mapped;
 use uzswap_sys::process;
 use uzswap_sys::process_pages::ProcessPages;
 
-/// Arguments of `sharing`.
 #[derive(Debug, Args)]
 pub struct SharingArguments {
     /// Measure this command instead.

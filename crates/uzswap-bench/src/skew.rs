@@ -13,7 +13,6 @@ use clap::Args;
 use serde::Serialize;
 use uzswap_engine::PAGE_BYTES;
 
-/// Arguments of `skew`.
 #[derive(Debug, Args)]
 pub struct SkewArguments {
     /// Contents of files, MiB; the memory is two thirds of that [default: 1536].
@@ -35,7 +34,6 @@ const WRITES: usize = 30;
 /// With a scan, one page in sequence for this many other touches.
 const SCAN_EVERY: usize = 4;
 
-/// The measurements of a run.
 #[derive(Debug, Serialize)]
 struct RunMeasurements {
     touched: Touched,

@@ -104,7 +104,6 @@ impl Memory {
         Ok(memory)
     }
 
-    /// The pages.
     pub fn pages(&self) -> &[Page] {
         match self {
             Self::Swapped(mapping) | Self::Floor(mapping) => mapping.as_slice().as_chunks().0,

@@ -8,7 +8,6 @@ use crate::plot::Plot;
 use crate::report::{Section, Table};
 use clap::Args;
 
-/// Arguments of `transport`.
 #[derive(Debug, Args)]
 pub struct TransportArguments {
     /// Random touches in a round [default: 40000].

@@ -80,7 +80,6 @@ pub(crate) enum Ask {
     Unknown,
 }
 
-/// A request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) unique: u64,

@@ -31,7 +31,6 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// CPU time of a server.
 fn cpu_of(server: &Server) -> Duration {
     let text = server.ask(&["INFO", "cpu"]);
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.parse().ok());

@@ -113,7 +113,6 @@ pub(crate) fn learn(
     Ok(Ok(vec![Primary { place: place.clone(), slots, replicas: replicas.collect() }]))
 }
 
-/// The reply to `CLUSTER SLOTS`.
 fn of_cluster(reply: &Value, asked: &Endpoint) -> Result<Vec<Primary>, String> {
     let mut primaries: Vec<Primary> = Vec::new();
     let mut covered = 0;

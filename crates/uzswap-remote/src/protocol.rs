@@ -16,7 +16,6 @@ pub(crate) fn begin(out: &mut impl Write, parts: usize) -> io::Result<()> {
     write!(out, "*{parts}\r\n")
 }
 
-/// Writes one part.
 pub(crate) fn part(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     write!(out, "${}\r\n", bytes.len())?;
     out.write_all(bytes)?;

@@ -45,7 +45,6 @@ pub(crate) fn number(word: u64) -> u64 {
     word >> NUMBER_SHIFT
 }
 
-/// A word with these flags.
 pub(crate) fn word(number: u64, flags: u64) -> u64 {
     number << NUMBER_SHIFT | flags
 }

@@ -296,7 +296,6 @@ fn thrash(seconds: &str) -> Run {
     Run::start(&options, &[&churn, &(24 * count).to_string(), seconds, &count.to_string()])
 }
 
-/// Waits until processes of a run are suspended.
 fn wait_until_held(run: &Run) {
     run.wait_until_running();
     let freezer = run.group().unwrap().freezer().unwrap();

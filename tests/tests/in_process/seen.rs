@@ -42,7 +42,6 @@ int main(int arguments, char **argument) {
 const RECORDS: u32 = 15_000;
 const BYTES: usize = 4000;
 
-/// True if these bytes begin with the record of this number.
 fn is_record(bytes: &[u8], number: u32) -> bool {
     bytes.starts_with(&[b"RECORD", &number.to_le_bytes()[..]].concat())
         && bytes[10..BYTES].iter().all(|byte| *byte == b'a' + (number % 23) as u8)

@@ -85,7 +85,6 @@ fn block_file(block: u64, name: &str) -> PathBuf {
     PathBuf::from(format!("{BLOCKS}/memory{block}/{name}"))
 }
 
-/// The frames of these blocks.
 fn frames(blocks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     let bytes = u64::from_str_radix(&read(format!("{BLOCKS}/block_size_bytes")), 16).unwrap();
     let frames = bytes / PAGE;

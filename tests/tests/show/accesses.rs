@@ -23,7 +23,6 @@ fn shown(folder: &Path, words: &[&str]) -> String {
     text
 }
 
-/// The numbers in a text.
 fn numbers(text: &str) -> Vec<u64> {
     text.split(|one: char| !one.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
 }

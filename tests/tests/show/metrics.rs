@@ -138,7 +138,6 @@ fn cpu_of(pid: i32, name: &str) -> Duration {
     used.into_iter().sum()
 }
 
-/// The exporter process of a `serve`.
 fn exporter_of(served: &Served) -> i32 {
     let pid = served.child.id();
     let mut exporter = None;

@@ -74,7 +74,6 @@ fn crates(manifests: &[String]) -> String {
     rows
 }
 
-/// The first value with this name in a manifest.
 fn value<'a>(manifest: &'a str, name: &str) -> Option<&'a str> {
     let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(" = \""));
     manifest.lines().find(is_it)?.split('"').nth(1)

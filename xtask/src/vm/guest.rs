@@ -38,7 +38,6 @@ const ATTEMPTS: u32 = 3;
 
 /// The result of a guest.
 pub struct GuestOutcome {
-    /// Tests that ended.
     pub tests: Vec<Ended>,
     /// Complaints in the kernel's log.
     pub complaints: Vec<String>,
@@ -182,7 +181,6 @@ fn read(receiver: &Receiver<String>, deadline: Instant, folder: &Path) -> Result
     }
 }
 
-/// The command of the emulator, with the machine's devices.
 fn emulator(lab: &Lab, machine: &Machine, processor: Processor, folder: &Path) -> Result<Command> {
     let mut command = Command::new(processor.emulator().0);
     let has_kvm = processor.has_kvm();

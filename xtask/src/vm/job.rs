@@ -175,7 +175,6 @@ pub fn count(tests: &[Ended]) -> String {
 pub struct Reader {
     /// The kernel's release, once the guest has reported it.
     pub release: Option<String>,
-    /// Tests that have ended.
     pub tests: Vec<Ended>,
     /// True if the job was completed.
     pub is_done: bool,

@@ -15,7 +15,6 @@ pub struct KnownKernel {
     pub name: &'static str,
     /// The Debian suite of its package.
     pub suite: &'static str,
-    /// Its processor.
     pub processor: Processor,
 }
 
@@ -169,7 +168,6 @@ fn pick(from: &Path, to: &Path, modules_wanted: &[&str]) -> Result<()> {
     Ok(fs::write(to.join("release"), name)?)
 }
 
-/// Finds all modules below a folder, by name.
 fn find_modules(folder: &Path, found: &mut BTreeMap<String, PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

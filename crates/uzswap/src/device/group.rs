@@ -91,7 +91,6 @@ fn scope(hierarchy: &Hierarchy, unit: &str, child: i32) -> Result<GroupChange, F
     Ok(GroupChange { around: Some(scope.path().to_owned()), ..place(&group) })
 }
 
-/// The slice that a group lies in.
 fn slice_of(group: &Group) -> Option<String> {
     let mut names = group.path().iter().filter_map(|name| name.to_str());
     names.rfind(|name| name.ends_with(".slice")).map(str::to_owned)

@@ -11,7 +11,6 @@ use uzswap_sys::cgroup::{Group, Version};
 /// A group of processes, and the changes that made it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupChange {
-    /// Its folder.
     pub folder: PathBuf,
     /// True if it is of cgroup version 2.
     pub is_v2: bool,

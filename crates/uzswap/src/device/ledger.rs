@@ -31,7 +31,6 @@ pub fn zswap_is_on() -> bool {
 /// A swap area.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AreaChange {
-    /// Its device.
     pub device: PathBuf,
     /// The part of the disk that it is over, bytes.
     pub part: Range<u64>,
@@ -50,9 +49,7 @@ pub struct RunChange {
 /// The list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerState {
-    /// The keeper.
     pub keeper: Option<ProcessId>,
-    /// The daemon.
     pub daemon: Option<ProcessId>,
     /// The transport of its requests.
     pub transport: String,
@@ -71,7 +68,6 @@ pub struct LedgerState {
     /// True for `serve`, which goes on until it is told to end; a keeper of runs ends with the last
     /// run.
     pub is_serving: bool,
-    /// Runs.
     pub runs: Vec<RunChange>,
 }
 

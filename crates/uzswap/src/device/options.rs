@@ -37,7 +37,6 @@ pub struct DaemonOptions {
     pub pool: u64,
     /// The compressor, by name.
     pub compressor: String,
-    /// The backing.
     pub backing: Backing,
     /// The address of the store beside it.
     #[serde(default)]

@@ -40,7 +40,6 @@ pub enum Ask {
 pub struct RunInfo {
     /// Number of its process.
     pub pid: i32,
-    /// Its command.
     pub command: String,
     /// Its memory limit, bytes.
     pub memory: u64,

@@ -19,7 +19,6 @@ pub struct Report {
     pub memory_peak: u64,
     /// Peak of its swapped memory, bytes, sampled five times a second.
     pub swap_peak: u64,
-    /// Major faults of its processes.
     pub major_faults: u64,
     /// Its processes that the kernel killed for want of memory.
     pub oom_kills: u64,
@@ -60,7 +59,6 @@ pub struct Peak {
     dead_pages: u64,
     /// Runs that use the cache.
     pub runs: u64,
-    /// Daemons that were killed and replaced.
     pub daemons_replaced: u64,
 }
 

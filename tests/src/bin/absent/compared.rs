@@ -142,7 +142,6 @@ fn number_of(name: &str) -> i64 {
     row.unwrap_or_else(|| panic!("there is no call {name}")).number.into()
 }
 
-/// Makes the call of a probe.
 fn make(world: &mut World, probe: &Probe) -> Seen {
     world.used = 0;
     // SAFETY: memory of ours.

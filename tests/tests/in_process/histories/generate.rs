@@ -108,7 +108,6 @@ struct Maker {
     has_jumping_handler: bool,
 }
 
-/// The history of a seed.
 pub fn history(seed: u64) -> String {
     let mut maker = Maker {
         noise: Noise::new(seed),

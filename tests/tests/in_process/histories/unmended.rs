@@ -12,7 +12,6 @@ pub fn is_mended(name: &str) -> bool {
     std::env::var_os("UZSWAP_FUZZ_ALL").is_some() || UNMENDED.iter().all(|row| row.0 != name)
 }
 
-/// All rows.
 pub fn rows() -> &'static [(&'static str, &'static str)] {
     UNMENDED
 }

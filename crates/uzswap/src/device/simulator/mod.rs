@@ -53,7 +53,6 @@ fn program(role: &Role, wire: Option<WireId>) -> Box<dyn Steps> {
     }
 }
 
-/// One history.
 struct History {
     world: World,
     /// Steps in a row in which no daemon answered.
