@@ -1,13 +1,15 @@
 //! The cache: **start here**.
 //!
 //! ```text
-//! store       same-filled? → identical? → compress → pool.write → publish → free the old
-//!             (publish: into the index, onto the LRU)
+//! store       same-filled? → unchanged? → identical? → compress → pool.write
+//!             → stored (a transition) → free the old
 //! load        index → same-filled | pool.read → decompress | backing.read → decompress; verify
-//!             (of neighbours on the backing in `neighbours`: one read → decompress each)
-//! invalidate  index → free
-//! writeback   in `writeback`: the oldest → pack → write → commit where still the same entry
-//! recompress  in `recompress`: the coldest → sixteen as one → commit where still the same entry
+//!             (in `neighbours`, pages that were written together: one read)
+//! invalidate  dropped → free
+//! writeback   in `writeback`: the oldest → pack compressed, in flight → backing.write → landed
+//!             where still the same entry
+//! recompress  in `recompress`: the coldest, while idle, in flight → sixteen as one → pieces
+//!             → joined where still the same entry
 //! ```
 //! Every outcome that a caller may expect is a value ([`Store`], [`Load`]). An error means that a
 //! stored page cannot be given back now.
