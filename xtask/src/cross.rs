@@ -5,7 +5,6 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-/// The target.
 pub const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Defaults of variables for cargo: Debian's cross compiler, and the emulator with that compiler's
 /// C library. The C codecs find their compilers by the target.

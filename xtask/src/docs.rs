@@ -149,7 +149,6 @@ fn folders(root: &Path, folder: &str) -> Vec<String> {
     folders.map(|entry| format!("{folder}/{}", entry.file_name().to_string_lossy())).collect()
 }
 
-/// Writes all documents.
 pub fn write(root: &Path) -> ExitCode {
     for (path, text) in all(root) {
         let file = root.join(&path);

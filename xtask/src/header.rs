@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-/// The header's text.
 pub fn text(root: &Path) -> String {
     let prefixed = |name: &str, c: &str| (name.to_owned(), c.to_owned());
     let config = cbindgen::Config {

@@ -84,7 +84,6 @@ impl Candidate for Way {
     }
 }
 
-/// Measures all ways.
 pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure> {
     if !is_there("git") {
         packages(&["git"])?;

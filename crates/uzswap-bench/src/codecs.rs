@@ -148,7 +148,6 @@ impl OnCorpus {
     }
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &CodecsArguments) -> Result<Section, Failure> {
     let algorithms = arguments.compressors.iter().cloned().map(Algorithm);
     let algorithms: Vec<_> = algorithms.collect();

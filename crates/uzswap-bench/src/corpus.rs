@@ -213,7 +213,6 @@ fn is_same_filled(page: &Page) -> bool {
     page.as_chunks::<8>().0.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// The corpora of this machine.
 pub struct Corpora {
     /// Those that could be recorded.
     pub found: Vec<Corpus>,

@@ -215,7 +215,6 @@ struct OnCorpus {
     turns: Vec<Turns<Occupancy>>,
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failure> {
     let mut holders = vec![
         Holder::Zram(Peer::Zram { compressor: "lz4".into() }),

@@ -28,7 +28,6 @@ struct Forked {
 const RATIO: u64 = 3;
 const PROGRAM: &str = include_str!("forks.py");
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &ForksArguments) -> Result<Section, Failure> {
     if !is_there("python3") {
         packages(&["python3"])?;

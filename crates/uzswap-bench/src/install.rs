@@ -32,7 +32,6 @@ pub fn require(is_there: &str, names: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// Installs Debian packages.
 pub fn packages(names: &[&str]) -> Result<(), Failure> {
     let names = names.join(" ");
     eprintln!("uzswap-bench: installing {names}");

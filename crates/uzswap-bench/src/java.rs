@@ -33,7 +33,6 @@ const SOURCE: &str = include_str!("Warehouses.java");
 const HEAP_MIB: u64 = 400;
 const COLLECTORS: [(&str, &str); 2] = [("G1", "UseG1GC"), ("parallel", "UseParallelGC")];
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &JavaArguments) -> Result<Section, Failure> {
     if !is_there("javac") {
         packages(&["openjdk-17-jdk-headless"])?;

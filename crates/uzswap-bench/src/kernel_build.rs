@@ -163,7 +163,6 @@ fn peer(name: &str) -> Result<Peer, Failure> {
     })
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure> {
     let peers = arguments.peers.iter().map(|name| peer(name));
     let peers = peers.collect::<Result<Vec<_>, _>>()?;

@@ -182,7 +182,6 @@ fn begin(options: &Options) -> Result<Bench, Failure> {
     }
 }
 
-/// Runs one benchmark.
 fn section(bench: &Bench, what: &What) -> Result<Section, Failure> {
     match what {
         What::Codecs(arguments) => codecs::run(bench, arguments),

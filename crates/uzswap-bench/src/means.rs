@@ -85,7 +85,6 @@ impl Candidate for Means {
     }
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &MeansArguments) -> Result<Section, Failure> {
     let rounds = bench.rounds(3, 7);
     let mib = bench.pick(48, arguments.mib, arguments.mib);

@@ -152,7 +152,6 @@ impl NumpySetting {
     }
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &NumpyArguments) -> Result<Section, Failure> {
     let mib = arguments.mib.map_or(bench.pick(32, 48, 512), u64::from);
     let setting = NumpySetting {

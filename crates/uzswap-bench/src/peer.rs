@@ -121,7 +121,6 @@ pub struct Measured {
     /// immediately.
     #[serde(default)]
     pub dead_share: Option<f64>,
-    /// The output of the command.
     #[serde(skip)]
     pub stdout: String,
 }
@@ -180,7 +179,6 @@ impl Peer {
     /// `uzswap run --in-process` with its defaults.
     pub const IN_PROCESS: Self = Self::InProcess { compressor: None, is_controlled: true };
 
-    /// Runs a command.
     pub fn run(
         &self,
         changes: &mut Changes,

@@ -106,7 +106,6 @@ impl Plot {
         self.series(name, points)
     }
 
-    /// The drawing as SVG.
     pub fn svg(&self) -> Result<String, Failure> {
         let mut svg = String::new();
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();

@@ -91,7 +91,6 @@ const TIME_MAX: Duration = Duration::from_secs(240);
 /// The status of a shell whose command the kernel has killed.
 const KILLED: &str = "exit status: 137";
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &ProgramsArguments) -> Result<Section, Failure> {
     let is_asked = |program: &&Confined| {
         arguments.only.is_empty()

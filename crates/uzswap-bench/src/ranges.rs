@@ -211,7 +211,6 @@ impl Candidate for Allocating {
     }
 }
 
-/// Measures.
 pub fn run(bench: &Bench) -> Result<Section, Failure> {
     let count = bench.pick(2_000, 100_000, 100_000);
     let keys = keys(count);

@@ -55,7 +55,6 @@ struct Pauses {
     pool: u64,
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &RecoveryArguments) -> Result<Section, Failure> {
     let kills = arguments.kills.unwrap_or(bench.pick(3, 10, 20));
     let sizes = arguments.held_mib.clone();

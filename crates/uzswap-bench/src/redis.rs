@@ -57,7 +57,6 @@ const VALUE: usize = 1000;
 /// One key in this many is requested.
 const ASKED: usize = 7;
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &RedisArguments) -> Result<Section, Failure> {
     let keys = arguments.keys.unwrap_or(bench.pick(60_000, 400_000, 400_000));
     let asked = keys.div_ceil(ASKED).next_multiple_of(10_000);

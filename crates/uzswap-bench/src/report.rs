@@ -20,7 +20,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these rows.
     pub fn new(header: &[&str], rows: Vec<Vec<String>>) -> Self {
         Self { header: header.iter().map(|name| (*name).to_owned()).collect(), rows }
     }
@@ -79,13 +78,11 @@ impl Section {
         }
     }
 
-    /// Adds a paragraph.
     pub fn text(mut self, text: impl Into<String>) -> Self {
         self.parts.push(Part::Text(text.into()));
         self
     }
 
-    /// Adds a table.
     pub fn table(mut self, table: Table) -> Self {
         self.parts.push(Part::Table(table));
         self

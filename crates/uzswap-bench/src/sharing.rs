@@ -100,7 +100,6 @@ struct Shared {
     since_fork: u64,
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &SharingArguments) -> Result<Section, Failure> {
     let mut measured = Vec::new();
     if !arguments.command.is_empty() {

@@ -40,7 +40,6 @@ struct RunMeasurements {
     pool_peak: u64,
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &SkewArguments) -> Result<Section, Failure> {
     let mib = arguments.mib.unwrap_or(bench.pick(96, 384, 1536));
     let rounds = bench.rounds(1, 3);

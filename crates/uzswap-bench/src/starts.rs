@@ -62,7 +62,6 @@ fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
     Ok(Made { program: program.join(" "), alone, empty, in_process })
 }
 
-/// The table of the results.
 pub fn table(made: &[Made]) -> Table {
     let empty = format!("{EMPTY} preloaded");
     let header = ["us from start to end (to alone)", "alone", &empty, "in-process"];

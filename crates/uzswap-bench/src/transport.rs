@@ -40,7 +40,6 @@ fn peers(compressors: &[String]) -> Vec<Peer> {
     peers
 }
 
-/// Measures.
 pub fn run(bench: &Bench, arguments: &TransportArguments) -> Result<Section, Failure> {
     let limit_mib = usize::from(arguments.limit_mib);
     let memory_mib = MEMORY_RATIO * limit_mib;

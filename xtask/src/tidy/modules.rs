@@ -19,7 +19,6 @@ struct Modules {
     exports: BTreeMap<(Name, String), Name>,
 }
 
-/// Reports circles.
 pub fn check(sources: &[(PathBuf, String)], wrong: &mut Vec<String>) {
     let mut crates = BTreeMap::<String, Modules>::new();
     for (path, text) in sources {

@@ -70,7 +70,6 @@ pub struct Job {
 /// The first word of a job that is a command and no test.
 const COMMAND: &str = "sh";
 
-/// One program.
 struct Step {
     name: String,
     words: Vec<String>,
@@ -156,7 +155,6 @@ fn quoted(word: &str) -> String {
 pub struct Ended {
     /// `TARGET::NAME`.
     pub name: String,
-    /// True if it passed.
     pub passed: bool,
 }
 
@@ -185,7 +183,6 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Reads a line.
     pub fn line(&mut self, line: &str) {
         if let Some(release) = line.strip_prefix("::ready ") {
             self.release = Some(release.to_owned());

@@ -63,7 +63,6 @@ pub struct Kernel {
     pub modules: Vec<PathBuf>,
 }
 
-/// A kernel by name.
 pub fn known(name: &str) -> Result<&'static KnownKernel> {
     KNOWN.iter().find(|known| known.name == name).ok_or_else(|| {
         let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();

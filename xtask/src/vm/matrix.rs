@@ -190,7 +190,6 @@ pub fn is_wanted(wanted: &str, row: &[String]) -> bool {
     wanted.split(',').any(|words| words.split('/').all(is_here))
 }
 
-/// Runs tests in a guest.
 fn boot(
     lab: &Lab,
     mut machine: Machine,

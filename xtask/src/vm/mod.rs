@@ -53,7 +53,6 @@ pub struct Machine {
     /// The system: this machine's files under a busybox, or Debian with systemd.
     #[arg(long, value_enum, default_value_t = Image::Busybox)]
     pub image: Image,
-    /// CPUs.
     #[arg(long, default_value_t = 2)]
     pub cpus: u16,
     /// NUMA nodes, which share CPUs and memory evenly.
@@ -150,7 +149,6 @@ impl Image {
 /// The folders of the lab.
 #[derive(Debug, Clone)]
 pub struct Lab {
-    /// The repository.
     pub root: PathBuf,
     /// The lab's files.
     pub folder: PathBuf,

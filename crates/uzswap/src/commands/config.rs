@@ -261,7 +261,6 @@ fn check_parameter(mut setting: Setting) -> Result<Setting, Failure> {
     Ok(setting)
 }
 
-/// `uzswap config`.
 pub fn config(arguments: &ConfigArguments) -> Result<(), Failure> {
     match &arguments.what {
         ConfigCommand::Check(which) => {

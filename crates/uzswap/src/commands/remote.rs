@@ -7,7 +7,6 @@ use crate::stdio::show;
 use serde_json::json;
 use uzswap_remote::{Address, Admin};
 
-/// Runs the command.
 pub fn remote(arguments: &RemoteArguments) -> Result<(), Failure> {
     match &arguments.what {
         RemoteCommand::Status(status) => {

@@ -55,7 +55,6 @@ pub fn require_root() -> Result<(), Failure> {
     }
 }
 
-/// Prints the status.
 pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let in_process = tree_file::running();
     if let Some(process) = arguments.bring_in {

@@ -24,7 +24,6 @@ pub struct GroupChange {
 }
 
 impl GroupChange {
-    /// The group.
     pub fn group(&self) -> Group {
         Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())
     }

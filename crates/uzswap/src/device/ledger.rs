@@ -28,7 +28,6 @@ pub fn zswap_is_on() -> bool {
     fs::read_to_string(ZSWAP).is_ok_and(|value| value.trim() == "Y")
 }
 
-/// A swap area.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AreaChange {
     pub device: PathBuf,
@@ -36,7 +35,6 @@ pub struct AreaChange {
     pub part: Range<u64>,
 }
 
-/// A run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunChange {
     /// The process.
@@ -46,7 +44,6 @@ pub struct RunChange {
     pub place: Option<GroupChange>,
 }
 
-/// The list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerState {
     pub keeper: Option<ProcessId>,

@@ -57,7 +57,6 @@ pub struct DaemonOptions {
 /// [`BackingSpec`], for JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Backing {
-    /// None.
     None,
     /// A file or device.
     Path(PathBuf, Option<u64>),

@@ -9,10 +9,8 @@ use signal_hook::low_level::siginfo::Cause;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// An event.
 #[derive(Debug)]
 pub enum Event {
-    /// A signal came.
     Signal {
         /// Its number.
         signal: i32,
@@ -20,7 +18,6 @@ pub enum Event {
         /// has it.
         from_terminal: bool,
     },
-    /// The command ended.
     CommandEnded(ExitStatus),
     /// The keeper sent a message.
     Told(Tell),

@@ -81,7 +81,6 @@ pub enum Tell {
 pub struct Joined {
     /// Where the control files are.
     pub mount: PathBuf,
-    /// The daemon's process.
     pub daemon: i32,
     /// The options with which the cache was made.
     pub options: DaemonOptions,
@@ -119,7 +118,6 @@ pub enum Order {
 pub enum DaemonReport {
     /// It serves.
     Ready {
-        /// The transport in use.
         transport: String,
         /// The features that are missing.
         notes: Vec<String>,
@@ -144,7 +142,6 @@ pub enum AreaOrder {
 /// The messages of that process.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum AreaReport {
-    /// The device that was made.
     Made(PathBuf),
     /// The kernel swaps to the device.
     On,

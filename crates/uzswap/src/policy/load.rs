@@ -196,7 +196,6 @@ impl Policy {
 
 /// Processes that can be suspended.
 pub trait Suspendable: Send + 'static {
-    /// The suspended processes.
     fn suspended(&self) -> Vec<i32>;
     /// All processes, with their activity.
     fn all(&self) -> Vec<(i32, Activity)>;

@@ -56,7 +56,6 @@ fn step(limit: u64) -> u64 {
     (limit / STEP_DIVISOR).max(STEP_BYTES_MIN)
 }
 
-/// Watches over a group.
 pub struct Relief<G> {
     group: G,
     limit: u64,

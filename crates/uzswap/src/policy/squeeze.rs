@@ -134,7 +134,6 @@ impl Limited for Borrowed {
     }
 }
 
-/// Squeezes a group.
 pub struct SqueezeGroup {
     group: Group,
     relief: Relief<Borrowed>,

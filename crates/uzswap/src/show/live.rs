@@ -40,7 +40,6 @@ impl Live {
         ));
     }
 
-    /// Shows a line of text.
     pub fn say(&self, text: String) {
         if let Some(bar) = &self.bar {
             bar.set_message(text);

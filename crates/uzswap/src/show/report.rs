@@ -6,12 +6,10 @@ use crate::size;
 use serde::Serialize;
 use uzswap_sys::cgroup::Usage;
 
-/// The figures of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Wall-clock time of the command, seconds.
     pub seconds: f64,
-    /// Exit status of the command.
     pub exit_code: u8,
     /// Its memory limit, bytes.
     pub memory_limit: u64,

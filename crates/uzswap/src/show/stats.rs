@@ -9,7 +9,6 @@ use uzswap_block::control::{self, PARAMETERS, STATISTICS_FOLDER};
 /// All that the control files contain.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Stats {
-    /// Attributes.
     pub parameters: BTreeMap<String, String>,
     /// Statistics that are numbers.
     pub stats: BTreeMap<String, u64>,

@@ -210,7 +210,6 @@ fn tell(
 struct InProcessReport {
     /// Wall-clock time of the command, seconds.
     seconds: f64,
-    /// Exit status of the command.
     exit_code: u8,
     /// Memory that all its processes may use, bytes.
     memory_limit: u64,

@@ -17,7 +17,6 @@ pub enum Task {
     End,
     /// Enter another phase.
     Become(Phase),
-    /// Nothing.
     Wait,
 }
 
