@@ -178,8 +178,8 @@ unsafe extern "C" fn realloc(
     let held = match length(context, block) {
         Some(held) => held,
         None => {
-            // Only the handler that made the block knows its length. So that handler lengthens it,
-            // and then it moves to a region.
+            // Only the handler that made the block knows the block's length. So that handler
+            // lengthens the block, which then moves to a region.
             let small = unsafe { (context.small.realloc)(context.small.context, block, bytes) };
             if small.is_null() || bytes < context.above {
                 return small;

@@ -112,7 +112,7 @@ static int many_messages(void) {
     return 0;
 }
 
-// Calls on streams that wait until all of 10 MiB, which are out, is moved.
+// Calls on streams that wait until all of 10 MiB is moved, from or to memory that is paged out.
 enum { LONG = 10 * MIB };
 static unsigned char *data;
 static void connect_by_network(int *ends) {

@@ -307,7 +307,7 @@ fn enter(
         environment.push(format!("UZSWAP_TEST_PROGRAMS={}", folder.display()));
         job = job.started_by(&linker);
     }
-    // The kernel kills the command when this process ends, and it kills its child.
+    // When this process ends, the kernel kills `unshare`, and then `unshare`'s child.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", "--pid"]);
     command.args(["--fork", "--kill-child", "sh", "-ec", ENTER, "sh"]);

@@ -19,8 +19,8 @@ use uzswap_ranges::tree::{LockedMap, LockedTree};
 use uzswap_ranges::{Hole, Insert, Item, RangeIndex, SkipList};
 
 const ALLOCATORS: u64 = 16;
-/// Length of a run, ranges of a thread at a time, a thread's part of the space, and the other
-/// ranges in that part.
+/// The duration of a run, the ranges that a thread holds at a time, a thread's part of the space,
+/// and the other ranges in that part.
 const RUN: Duration = Duration::from_millis(60);
 const HELD: usize = 64;
 const PART: u64 = 1 << 20;

@@ -30,8 +30,8 @@ pub enum AttachError {
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Writes a header to a device of `bytes` and has the kernel swap to it, at `priority` (the kernel
-/// fills the highest first). Waits for the daemon that serves the device. If that is killed, waits
-/// for the next one.
+/// fills the highest first). Waits for the daemon that serves the device. If the daemon is killed,
+/// waits for the next one.
 pub fn switch_on(device: &Path, bytes: u64, priority: u16) -> Result<(), AttachError> {
     let pages = (bytes / PAGE_BYTES as u64) as u32;
     if let Some(id) = ublk::id(device) {

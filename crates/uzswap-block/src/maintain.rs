@@ -61,9 +61,9 @@ impl Maintainer {
         let (cache, stop) = (self.cache.clone(), self.stop.clone());
         let thread = std::thread::Builder::new().name(name).stack_size(256 << 10);
         let thread = thread.spawn(move || {
-            // The threads that store have priority over ordinary threads, and wait for this one
-            // when memory runs short. An error: a container without CAP_SYS_NICE, where none has
-            // priority.
+            // When memory runs short, threads that store wait for this thread. They have priority
+            // over ordinary threads, so it needs priority too. An error: a container without
+            // CAP_SYS_NICE, where no thread has priority.
             let _ = process::raise_priority();
             body(&cache, &stop);
         })?;

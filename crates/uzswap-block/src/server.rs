@@ -98,10 +98,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Mounts `disk` over the file at `path` and starts the threads that are always there. With
-    /// those for CPUs there are as many threads as connections, and `traffic` must have as many
-    /// counts. If the connections were used by another server that is gone, the file is mounted
-    /// already and this server goes on.
+    /// Mounts `disk` over the file at `path` and starts the threads that are always there. With the
+    /// threads for CPUs, there are as many threads as connections, and `traffic` must have as many
+    /// counts. If a former server used the connections, the file stays mounted and this server goes
+    /// on.
     pub fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,

@@ -68,8 +68,8 @@ pub enum Offer {
     File(PathBuf),
 }
 
-/// A block device that its maker has open. It goes when this value is dropped, unless the kernel
-/// swaps to it by then.
+/// A block device that its maker has open. Dropping this value removes the device, unless the
+/// kernel swaps to it.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,

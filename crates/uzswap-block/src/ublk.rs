@@ -301,7 +301,8 @@ impl Server {
                 self.poll.begin();
                 continue;
             }
-            // If the thread polls on, it sends answers now. If it sleeps, the wait sends them too.
+            // A thread that polls on sends its answers now. A thread that sleeps sends them by the
+            // wait.
             if self.poll.is_patient() {
                 self.queue.submit();
             }
@@ -413,8 +414,8 @@ impl Disk for Lost {
     }
 }
 
-/// Answers the requests of devices whose server was killed with errors, until it is dropped. Then
-/// the devices go.
+/// For devices whose server was killed: answers their requests by errors. The devices go when this
+/// value is dropped.
 pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
     let config = ServerConfig {
         threads: 1,

@@ -51,7 +51,7 @@ pub(crate) enum Parking {
 }
 
 impl Watch {
-    /// For `threads` threads, of which the first `there` exist. None watches yet.
+    /// For `threads` threads. The first `there` of them exist, and none watches yet.
     pub(crate) fn new(there: usize, threads: usize) -> Self {
         Self {
             watchers: AtomicUsize::new(0),

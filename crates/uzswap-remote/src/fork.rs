@@ -1,5 +1,5 @@
-//! A fork. The child gets the segments that only the store had in its own local file, and becomes a
-//! client of its own.
+//! A fork. The segments that only the store had are copied to the child's local file. The child
+//! becomes a separate client.
 
 use crate::store::{Keeper, lock};
 use crate::table::{LOCAL, REMOTE};

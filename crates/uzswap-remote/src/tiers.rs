@@ -377,7 +377,7 @@ impl Backing for Tiers {
                 inner.store.figures.lost();
                 inner.forget_remote(segment, old);
             }
-            // Not from the store, which may have another copy by now that is damaged as well.
+            // Does not ask the store: by now it may have another copy, which is damaged as well.
             return Some(inner.read_by(offset, out, |_| false));
         }
         if old & (LOCAL | REMOTE) != LOCAL | REMOTE {

@@ -73,7 +73,8 @@ pub struct Event {
     pub what: What,
     /// The number of the page: its address in pages.
     pub page: u64,
-    /// The number of the process. A program after `exec` has another one, and so has a fork.
+    /// The number of the process. A forked child has a new number, and so has a program after
+    /// `exec`.
     pub process: u32,
     /// Processor time of the program alone, µs: the process's without the pager's.
     pub micros: u64,

@@ -194,8 +194,8 @@ int main(int words, char **word) {
 }
 "#;
 
-/// The excess of a single process for a moment: it is taken over when a quarter is left, and the
-/// takeover needs memory.
+/// The excess of a single process for a moment: uzswap takes over the process when a quarter of the
+/// budget is left, and the takeover needs memory.
 const ALONE: u64 = 16 << 20;
 /// The excess of several processes: a new one gets its share before the others have given it back.
 /// After a fork, shared pages are copied faster than others leave.

@@ -1,6 +1,6 @@
-//! `uzswap run --in-process` where a seccomp filter denies userfaultfd, as Docker's default
-//! profile does. Pages leave by guards, or by their protection. Where that is denied too, the
-//! command runs without us.
+//! `uzswap run --in-process` where a seccomp filter denies userfaultfd, as Docker's default profile
+//! does. Pages then leave by guards or by page protection. Where a filter denies these too, the
+//! command runs without uzswap.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]

@@ -39,8 +39,8 @@ fn said(output: &Output) -> String {
 
 const RUN: &str = "./uzswap run --in-process --memory 32M --";
 
-/// Compares the output of a program's habits. Each runs in a process that is kept small, unless it
-/// has memory to spare. The shell runs `before` first.
+/// Compares each habit's output with and without uzswap. uzswap must keep the process small, unless
+/// the habit has memory to spare. The shell runs `before` first.
 fn compare_with(program: &str, habits: &[&str], before: &str) {
     let folder = folder(program);
     for habit in habits {

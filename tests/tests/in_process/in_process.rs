@@ -367,7 +367,7 @@ fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
     }
 }
 
-/// Descriptors that a program chooses by number while its memory is managed.
+/// A program that chooses descriptor numbers by `dup2` while its memory is managed.
 const DESCRIPTORS: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

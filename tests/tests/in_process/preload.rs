@@ -196,7 +196,7 @@ fn a_library_may_grow_and_fork_while_it_is_loaded() {
     assert!(said.contains("memory of 1 processes was kept small"), "{said}");
 }
 
-/// Sets a signal stack that is too small for a handler of a fault, before the program begins.
+/// Before the program begins, sets a signal stack that is too small for a fault handler.
 const STACK_LIBRARY: &str = r#"
 #define _GNU_SOURCE
 #include <signal.h>

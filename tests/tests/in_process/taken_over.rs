@@ -175,9 +175,9 @@ fn no_connection_and_no_child_is_lost_to_who_waited_for_it() {
     check(ANSWERS);
 }
 
-/// A thread cannot be stopped for seconds. Meanwhile alarms ring for another thread, which is
-/// stopped again and again, in a call that the kernel restarts after our signal and in one that it
-/// does not. Both calls must end, and not early.
+/// For seconds, one thread cannot be stopped. Meanwhile uzswap stops another thread again and
+/// again, in `read`, which the kernel restarts after our signal, and in `poll`, which it does not.
+/// An alarm must end each call, and nothing may end it earlier.
 const ALARMS: &str = r#"
 import ctypes, errno, os, signal, threading, time
 calls = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
-//! `uzswap run --in-process` where a command cannot be kept small: it runs as without, with the
-//! same output and status, and one line says why.
+//! `uzswap run --in-process` with a command that cannot be kept small: the command runs as without
+//! uzswap, with the same output and status. One line names the reason.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

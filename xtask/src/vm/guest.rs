@@ -187,8 +187,8 @@ fn emulator(lab: &Lab, machine: &Machine, processor: Processor, folder: &Path) -
     command.args(["-accel", if has_kvm { "kvm" } else { "tcg,thread=multi" }]);
     command.args(processor.board());
     command.args(["-nodefaults", "-display", "none"]);
-    // A panic reboots the guest. With this option a reboot ends it; only a busybox guest never
-    // reboots otherwise.
+    // A panic reboots the guest, and with this option a reboot ends QEMU. Only a busybox guest
+    // never reboots otherwise.
     if machine.image == Image::Busybox {
         command.arg("-no-reboot");
     }

@@ -169,7 +169,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     let pid = attached(&folder).ok_or_else(|| {
         Failure::new(format!("{name} is not attached; `uzswap status` shows the attached ones"))
     })?;
-    // An `attach` in another PID namespace has a number that is another process's here.
+    // The number is from the PID namespace of `attach`. Here it may be another process's.
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     if !command.split(|byte| *byte == 0).any(|word| word == b"attach") {
         return Err(Failure::new(format!("{name} was attached from a container; detach it there")));

@@ -218,7 +218,7 @@ impl<'a> GroupWatch<'a> {
         let usage = self.group.usage();
         end_stragglers(&self.group);
         let peak = self.peak;
-        // After a replacement, the counts are those of another daemon from its start.
+        // After a replacement, the counts are the new daemon's, which began at zero.
         let stats = if peak.daemons_replaced > 0 { stats } else { stats.since(&self.before) };
         let report = Report {
             seconds: time.as_secs_f64(),

@@ -63,8 +63,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Opens a file for writing, whatever the umask, that its owner alone may open. An existing one
-/// gets that mode. Error: it is another user's.
+/// Opens a file for writing, whatever the umask, that its owner alone may open. An existing file
+/// gets that mode. Error: the file is another user's.
 fn own_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(OWNERS_FILE);

@@ -160,8 +160,8 @@ impl LedgerState {
         self.areas.iter().map(|area| area.part.clone()).collect()
     }
 
-    /// True if pages may be on an area, or on one that is being made. Then none of its processes
-    /// may be ended and nothing removed.
+    /// True if pages may be on an area, or on an area that is being made. Then no process of the
+    /// cache may be ended and nothing removed.
     pub fn is_in_use(&self) -> bool {
         let is_made = self.area_maker.is_some_and(|maker| !maker.is_over());
         is_made || self.areas_on().map_or(true, |areas| !areas.is_empty())

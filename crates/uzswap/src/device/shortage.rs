@@ -1,10 +1,10 @@
 //! `serve` and a machine whose memory runs out.
 //!
 //! With pool and backing full, no more can be swapped out. The kernel then ends a process once it
-//! finds nothing to reclaim. That may never happen: it can drop programs' files and read them again
-//! without end. So a thread watches how long all processes stand still for want of memory (PSI).
-//! When they do so most of the time, and no page can be stored, the thread has the kernel end a
-//! process (SysRq f). The kernel makes its usual choice.
+//! finds nothing to reclaim. That may never happen: the kernel can drop programs' files and read
+//! them again without end. So a thread watches how long all processes stand still for want of
+//! memory (PSI). When they do so most of the time, and no page can be stored, the thread has the
+//! kernel end a process (SysRq f). The kernel makes its usual choice.
 //!
 //! All that the thread uses is opened and touched before. It runs in real time: such threads may
 //! use a part of the kernel's reserve, and get a CPU.
@@ -29,7 +29,7 @@ const END_ONE: &[u8] = b"f";
 /// How often to look.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The window of a decision, and the share of it in which all must stand still.
+/// The time that a decision looks at, and the share of it in which all processes must stand still.
 const WINDOW: Duration = Duration::from_secs(5);
 const STILL_PERCENT: u32 = 50;
 

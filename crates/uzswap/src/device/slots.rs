@@ -141,8 +141,8 @@ impl Holder {
     fn end(&mut self) {
         if let Some((mut child, wire)) = self.process.take() {
             drop(wire);
-            // Errors: the process has ended. The kernel frees its slots as it ends, which is not
-            // awaited.
+            // Errors: the process has ended. At its end the kernel frees its slots; nothing waits
+            // for that.
             let _ = child.kill();
             let _ = child.try_wait();
         }

@@ -40,8 +40,8 @@ const FAULTS_WAITED_FOR: f64 = 30.0;
 /// Busy processes that may run beyond the number of CPUs. With fewer, CPUs idle during faults.
 const SLACK: f64 = 0.5;
 
-/// The longest suspension if others have had their turn, and the least time that a process then
-/// runs.
+/// The time after which a suspended process resumes if no process is spared, and the least time
+/// that it is spared then.
 const SUSPENDED_MAX: Duration = Duration::from_secs(10);
 const SPARED: Duration = Duration::from_secs(3);
 

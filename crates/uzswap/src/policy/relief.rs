@@ -13,7 +13,7 @@
 use std::io;
 use uzswap_sys::cgroup::Group;
 
-/// Times in a row that the limit may be raised, each time by one more step.
+/// How often in a row the limit may be raised, by one step each time.
 const STEPS_MAX: u32 = 5;
 
 /// A step, as a share of the limit and at least, bytes.

@@ -3,8 +3,8 @@
 use super::run::{Rig, Way};
 use std::time::{Duration, Instant};
 
-/// Drops lines while `differs` holds, many at first and single ones at the end. Without the
-/// operation above it a block does nothing, so its lines can be dropped later.
+/// Drops lines while `differs` holds, many at first and single lines at the end. A block without
+/// the operation above it does nothing, so its lines can be dropped later.
 pub fn shrink(rig: &Rig, history: &str, way: Way, time: Duration) -> String {
     let deadline = Instant::now() + time;
     let mut lines: Vec<String> = history.lines().map(str::to_owned).collect();

@@ -96,8 +96,8 @@ impl Keeper {
     fn end_maker(&mut self, outcome: Result<(), Failure>) {
         let Some(Maker { child, daemon, .. }) = self.maker.take() else { return };
         self.buried.push(child);
-        // If the daemon was killed before the area was on, the device is gone with it. That is no
-        // failure: the area is still wanted, of the next daemon.
+        // If the daemon was killed before the area was on, the device is gone as well. That is no
+        // failure: the next daemon is to make the area.
         let is_replaced = self.state.daemon != daemon && !self.is_lost;
         let outcome = if is_replaced { outcome.or(Ok(())) } else { outcome };
         self.tell_devices();

@@ -19,8 +19,8 @@ pub struct Member {
     outbox: Outbox,
 }
 
-/// Messages that cannot be sent to a member without waiting: it may be stopped. Only the last of
-/// each kind is kept, so the outbox stays small.
+/// Messages that cannot be sent to a member without waiting: the member may be stopped. Only the
+/// last of each kind is kept, so the outbox stays small.
 #[derive(Default)]
 pub struct Outbox {
     waits: VecDeque<Tell>,

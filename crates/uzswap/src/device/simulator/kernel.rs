@@ -380,7 +380,7 @@ impl World {
         self.processes.iter().any(|one| one.serves && !one.is_killed && !one.is_stopped)
     }
 
-    /// True if the connection is open, so that the kernel waits although no daemon answers.
+    /// True if a process holds the connection, so that the kernel waits even if no daemon answers.
     pub fn has_server_to_come(&self) -> bool {
         self.is_mounted && self.processes.iter().any(|one| one.has_memory)
     }
