@@ -142,7 +142,7 @@ static int namespaces(void) {
 }
 
 // The program closes all descriptors from 3 on and opens a file, which must get the number 3: in a
-// process that is only watched, and in children of one that is kept small.
+// process that is only watched, and in children of a process that is kept small.
 static int reopen(int turns, int pause) {
     char expected[PAGE], found[PAGE];
     int wrong = 0, file = open("/etc/passwd", O_RDONLY);

@@ -550,8 +550,8 @@ static int guarded(void) {
     return 0;
 }
 
-// Like some servers, it writes its title over its environment and clears that. Only then it grows,
-// by memory that does not compress.
+// Like some servers, writes a title over the environment and clears the environment. Only then does
+// it grow, by memory that does not compress.
 extern char **environ;
 static int titled(void) {
     for (char **one = environ; *one; one++) memset(*one, ' ', strlen(*one));

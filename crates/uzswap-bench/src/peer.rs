@@ -387,8 +387,8 @@ fn in_process(
 }
 
 /// Changes a group's limit. Returns the limit that was reached. The kernel refuses a limit that it
-/// cannot reach at once, so the limit is lowered in steps. After an error no more can be swapped
-/// out now, and the next check tries again.
+/// cannot reach in one step, so this lowers the limit in steps. After an error no more can be
+/// swapped out now, and the next check tries again.
 fn lower(group: &Group, mut limit: u64, target: u64) -> u64 {
     while limit != target {
         let next = target.max(limit.saturating_sub(LIMIT_STEP));

@@ -288,8 +288,8 @@ impl Change {
     }
 }
 
-/// Answers the kernel. Reads are answered at once, and a thread of their own does the writes one
-/// after the other. So a read never waits for a change.
+/// Answers the kernel. This thread answers reads immediately, and another thread does the writes
+/// one after the other. So a read never waits for a change.
 struct Served {
     files: Arc<Files>,
     changes: Sender<Change>,

@@ -10,9 +10,9 @@
 //! | its number | none | taken: to be served, again if need be |
 //! | its number | known | served: to be answered with that, and not served again |
 //!
-//! After the answer to a write, another write to the same page may follow at once. So a write that
-//! is about to be answered is never done again. A second answer to a request has no effect: the
-//! kernel has forgotten the number by then.
+//! After the answer to a write, another write to the same page may follow immediately. So a write
+//! that is about to be answered is never done again. A second answer to a request has no effect:
+//! the kernel has forgotten the number by then.
 
 #![expect(
     unsafe_code,

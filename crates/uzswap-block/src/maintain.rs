@@ -38,7 +38,7 @@ pub struct Maintainer {
 
 impl Maintainer {
     /// Starts the threads. A store before they have begun waits for them: a daemon that replaces
-    /// another one gets pages at once, while its threads may still wait for a CPU.
+    /// another one gets pages immediately, while its threads may still wait for a CPU.
     pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
         cache.wait_for_work(Duration::ZERO);
         let stop = Arc::new(AtomicBool::new(false));
@@ -73,8 +73,8 @@ impl Maintainer {
 }
 
 fn keep_node(node: usize, cache: &Cache, stop: &AtomicBool) {
-    // A processor of the node is to fill the node's memory with zeros. If the node has no processor
-    // that we may use, another one does it.
+    // A processor of the node is to fill the node's memory with zeros. If we may use no processor
+    // of the node, this thread runs on any processor.
     let _ = Nodes::of_machine().run_on(node);
     while !stop.load(Relaxed) {
         cache.wait_for_work_on(node, INTERVAL);

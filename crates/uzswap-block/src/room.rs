@@ -19,7 +19,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Of a cache, and of the requests to it.
+    /// The room of a cache, by its figures and those of the requests to it.
     pub fn of(cache: &Cache, traffic: &Traffic) -> Self {
         let figure = |name| cache.statistic(name).unwrap_or(0);
         let left = |all: u64, used: u64, divisor: u64| (all - all / divisor).saturating_sub(used);

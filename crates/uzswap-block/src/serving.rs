@@ -61,8 +61,9 @@ pub fn is_ours(kind: TransportKind, device: &Path, folder: &Path) -> bool {
     }
 }
 
-/// For devices whose process was killed: answers requests with errors while they are switched off.
-/// `None` if the kernel does so itself. Only ublk keeps the requests, and their threads wait.
+/// For devices whose process was killed: answers requests with errors while the kernel switches the
+/// devices off. `None` if the kernel answers by itself. Only ublk keeps requests, and their threads
+/// wait.
 pub fn stand_in(
     kind: TransportKind,
     devices: &[PathBuf],

@@ -55,7 +55,8 @@ const LOOKS: Duration = Duration::from_secs(5);
 /// The timeout of requests if it cannot be read: the kernel's default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often to ask if the kernel has noticed. Later kernels learn of it from the process's end.
+/// How often to ask if the kernel has noticed the death of a server. Later kernels notice when the
+/// process ends.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// The devices, and the threads that serve them.
@@ -346,7 +347,7 @@ fn answer(queue: &mut Queue, io: Io, errno: i32) {
     queue.commit(io, if errno == 0 { bytes } else { -errno });
 }
 
-/// The longest time until the kernel notices that a device's server is dead. The kernel does so at
+/// The longest time until the kernel notices that a device's server is dead. The kernel notices at
 /// a check, or when requests are one to two timeouts old. On a busy machine this may take twice as
 /// long.
 fn patience(id: u32) -> Duration {

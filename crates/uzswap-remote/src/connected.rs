@@ -59,8 +59,8 @@ impl Connected {
         address.bytes_max.unwrap_or(if address.copies == 0 { local } else { there })
     }
 
-    /// Bytes that the local file must have room for, if `most` are used of it. In a fork the file
-    /// may have to take all pages of the store as well.
+    /// Bytes that the local file must have room for, if the backing stores at most `most`. In a
+    /// fork the file may have to take all pages of the store as well.
     pub fn file_bytes(&self, most: u64) -> u64 {
         if self.store.address().copies == 0 { most } else { most + self.bytes_max(most) }
     }

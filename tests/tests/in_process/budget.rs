@@ -61,7 +61,7 @@ static int crowd(int count) {
     wait(&status);
     return sum + status;
 }
-/// Many at once, each of which takes a small part.
+/// Many processes at the same time, each of which takes a small part.
 static int herd(int count) {
     int sum = 0;
     for (int i = 0; i < 24; i++)
@@ -93,8 +93,8 @@ static unsigned noise(unsigned at, unsigned seed) {
     word = (word ^ word >> 15) * 2246822519u;
     return at % 2 ? word ^ word >> 13 : seed;
 }
-/// So many at once, each with 20 MiB of which half is noise. A call uses all of it, and touches
-/// come in no order.
+/// `count` processes at the same time, each with 20 MiB of which half is noise. A call uses all of
+/// a process's memory, and touches come in no order.
 static int little(int count) {
     enum { WORDS = 20 * BYTES / 4 };
     int sum = 0;
@@ -115,7 +115,7 @@ static int little(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
-/// In pieces that are allocated as a whole and filled at once, or mapped already filled.
+/// In pieces that are allocated as a whole and filled immediately, or mapped already filled.
 static int rush(int count) {
     enum { PIECE = 16 * BYTES };
     unsigned char *pieces[64];
@@ -128,7 +128,8 @@ static int rush(int count) {
         for (int at = 0; at < PIECE; at += 61) if (pieces[i][at] != i + 1) _exit(2);
     return 0;
 }
-/// Five at once, each of which asks for all of its memory before any of them has used some.
+/// Five processes at the same time, each of which asks for all of its memory before any of them has
+/// used some.
 static int mob(int count) {
     int sum = 0;
     for (int i = 1; i <= 5; i++)

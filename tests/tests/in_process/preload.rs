@@ -80,7 +80,7 @@ int main(void) {
         for (struct dirent *task; (task = readdir(tasks)) != NULL;) threads += *task->d_name != '.';
         closedir(tasks);
         printf("%d %d %d\n", has_preload, has_agent, threads);
-        // 60 MiB that it frees at once, and then 20 that it keeps.
+        // 60 MiB that it frees immediately, and then 20 that it keeps.
         for (int i = 0; !step && i < 60 * 16; i++) free(memset(malloc(65536), 1, 65536));
         for (int i = 0; !step && i < 20; i++) memset(malloc(1 << 20), 1, 1 << 20);
         if (!step) usleep(300000);

@@ -52,7 +52,7 @@ fn program(file: &Path, policy: Policy) -> Result<Simulated, Failure> {
     Ok(Simulated { name: trace.header.program, alone, least, back })
 }
 
-/// The most pages that a program has at once.
+/// The most pages that a program has at a time.
 fn most_pages(steps: &Steps) -> u64 {
     let mut lives = vec![false; steps.pages];
     let (mut now, mut most) = (0u64, 0);

@@ -27,7 +27,7 @@ pub struct Running {
     mount: PathBuf,
     /// True if its daemon lives.
     pub alive: bool,
-    /// The changes to the machine for it, and its participants.
+    /// The cache's participants, and the changes to the machine.
     #[serde(flatten)]
     pub state: LedgerState,
     /// The figures of its daemon; empty if the daemon is gone.
@@ -173,7 +173,7 @@ impl InProcess {
 /// Has a process bring all of its pages in and keep them in, until this command is ended.
 fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> {
     const LOOK: Duration = Duration::from_millis(20);
-    /// A stopped process does not answer, nor one that a debugger holds.
+    /// A process that is stopped, or that a debugger holds, does not answer.
     const PATIENCE: Duration = Duration::from_secs(60);
     let find = |tree: &Tree| tree.table().members().find(|member| member.process == process);
     let is_member = |tree: &Tree| find(tree).is_some();

@@ -7,7 +7,6 @@ use crate::stdio::{say, show};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_trace::{Event, Steps, Summary, Trace};
 
-/// Does the one that the arguments ask for.
 pub fn trace(arguments: &TraceArguments) -> Result<(), Failure> {
     let trace = Trace::read(&arguments.file)?;
     if let (Some(range), Some(out)) = (&arguments.cut, &arguments.out) {

@@ -138,9 +138,9 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Executes a daemon of this program in place of this one. Its threads stop at any instruction, as
-/// if it were killed, but the descriptors stay open. Returns only if exec fails, after reporting
-/// the reason.
+/// Executes a daemon of `program` in place of this daemon. The threads of this daemon stop at any
+/// instruction, as if it were killed, but the descriptors stay open. Returns only if exec fails,
+/// after reporting the reason.
 fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments, start: &Start) {
     let execute = || -> io::Result<io::Error> {
         // The start data stay in the socket until the new program reads them.

@@ -2,9 +2,9 @@
 //!
 //! The keeper has the descriptors of the cache's memory, of the backing, and over FUSE of the
 //! connections to the kernel. (Over ublk the devices stay, and the kernel keeps the requests.) A
-//! daemon is started with these descriptors. It passes them on to another keeper when its own is
-//! gone, or to the program that it executes. If keeper and daemon are killed at once, the swapped
-//! pages are lost.
+//! daemon is started with these descriptors. It passes them on to a new keeper when the old keeper
+//! is gone, or to the program that it executes. If keeper and daemon are killed together, the
+//! swapped pages are lost.
 
 use crate::device::options::DaemonOptions;
 use crate::device::processes::ProcessId;
@@ -34,7 +34,7 @@ pub struct KeptDaemon {
 pub struct Start {
     /// The daemon that has started this process, if a keeper is started.
     pub daemon: Option<ProcessId>,
-    /// True if that daemon serves. One that failed to take over waits for the keeper's order.
+    /// True if that daemon serves. A daemon that failed to take over waits for the keeper's order.
     pub serves: bool,
     /// The requested options.
     pub options: DaemonOptions,

@@ -22,7 +22,7 @@ pub fn is_here() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// True if a group is that of a service, as with `serve` as a unit. It needs no scope.
+/// True if a group is our own service's, as with `serve` as a unit. Such a group needs no scope.
 pub fn is_own_service(group: &Group) -> bool {
     let name = group.path().file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with("uzswap") && name.ends_with(".service"))

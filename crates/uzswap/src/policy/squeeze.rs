@@ -78,7 +78,7 @@ impl PressureWatch {
 
 /// A target that is to come below a goal.
 pub trait Squeeze {
-    /// True if a process of it is left.
+    /// True if a process of the target is left.
     fn is_there(&self) -> bool;
     /// Bytes in memory.
     fn current(&self) -> u64;

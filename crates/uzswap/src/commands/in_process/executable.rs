@@ -176,7 +176,7 @@ mod tests {
         std::fs::write(&path, program(None)).unwrap();
         assert!(look(format!("#! {} -x\nscript", path.display()).as_bytes()).is_some());
         assert_eq!(look(b"#!/bin/sh\n"), None);
-        // One that runs itself, half a header, and text.
+        // A script without an interpreter, half a header, and text.
         assert_eq!(look(b"#!"), None);
         assert_eq!(look(b"\x7fELF\x02"), None);
         assert_eq!(look(b"echo"), None);

@@ -1,8 +1,8 @@
 //! The phases of the daemon from its beginning to its end. **This is the only place** that changes
 //! them.
 //!
-//! The daemon has the memory that outlives it. So it neither ends nor closes anything while the
-//! kernel may ask for a page. It does so in its last phase alone, and the kernel's list of areas
+//! The daemon has the memory that outlives it. So while the kernel may ask for a page, the daemon
+//! neither ends nor closes anything. Only its last phase does, and the kernel's list of areas
 //! decides when that phase begins.
 
 use crate::device::phase::Phased;

@@ -48,8 +48,8 @@ impl Keeper {
         };
         let cannot = |error: io::Error| Failure::new(format!("cannot make an area: {error}"));
         let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;
-        // Written down before it is told anything, so that the next keeper makes no area beside
-        // this one.
+        // The state names the child before it is told anything, so that the next keeper makes no
+        // area beside this one.
         self.state.area_maker = ProcessId::of(child.id());
         self.save()?;
         // An error: the process has ended, as its wire will show.
@@ -91,8 +91,8 @@ impl Keeper {
         }
     }
 
-    /// The process that makes an area has ended, or is about to, with `outcome`. Its device stays
-    /// on the list: another process may switch it on as long as this one lives.
+    /// The process that makes an area has ended, or is about to, with `outcome`. The area's device
+    /// stays on the list: until that process has ended, it may still switch the area on.
     fn end_maker(&mut self, outcome: Result<(), Failure>) {
         let Some(Maker { child, daemon, .. }) = self.maker.take() else { return };
         self.buried.push(child);

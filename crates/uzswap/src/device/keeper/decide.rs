@@ -109,7 +109,7 @@ const SHORT_LIVES_MAX: u32 = 8;
 /// resource that daemons lack, memory most likely, comes back with time.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Counts daemons in a row that died at once.
+/// Counts daemons in a row that died soon after their start.
 #[derive(Debug, Default)]
 pub struct ShortLives(u32);
 

@@ -131,7 +131,7 @@ pub struct Keeper {
     kept: Option<KeptDaemon>,
     /// The program of the next daemon.
     program: PathBuf,
-    /// The daemon's start, and the daemons in a row that died at once.
+    /// The daemon's start, and the daemons in a row that died soon after theirs.
     daemon_since: Instant,
     short_lives: ShortLives,
     options: DaemonOptions,

@@ -13,7 +13,7 @@ impl Keeper {
     /// Starts a daemon in place of one that died.
     pub(super) fn daemon_died(&mut self) {
         if !self.phase.may(Act::StartDaemon) {
-            // The kernel swaps nothing to it any more.
+            // The kernel swaps nothing to the daemon any more.
             self.daemon = None;
             return;
         }
@@ -35,7 +35,7 @@ impl Keeper {
     /// The swapped pages are lost.
     fn lose(&mut self, why: &Failure) {
         if self.state.is_serving {
-            // A run hears of it by its own message.
+            // A run hears of the loss by a message.
             self.trouble(format!("the daemon died: {why}"));
         }
         self.bury_daemon();
@@ -56,7 +56,7 @@ impl Keeper {
     }
 
     /// Kills the daemon and waits until none of its threads runs: two daemons may never use the
-    /// memory at once. It does not wait until the daemon's files are closed, which may hang.
+    /// memory at the same time. Does not wait until the daemon's files are closed, which may hang.
     fn bury_daemon(&mut self) {
         self.phase.require(Act::KillDaemon);
         // Closed after the daemon is over: a living daemon would take it for the keeper's death,

@@ -7,9 +7,9 @@
 //! UZSWAP_SIMULATE_SECONDS=3600    how long; 2 without
 //! UZSWAP_SIMULATE_SEED=12         that history alone, with its story
 //! ```
-//! Rules: no page is lost unless keeper and daemon are killed at once. Two daemons never use the
-//! memory at once. A process that needs a page gets it, even while a run is stopped. When all runs
-//! have left, everything is undone, and every process ends.
+//! Rules: no page is lost unless keeper and daemon are killed together. Two daemons never use the
+//! memory at the same time. A process that needs a page gets it, even while a run is stopped. When
+//! all runs have left, everything is undone, and every process ends.
 
 #![allow(clippy::print_stdout, reason = "tests")]
 
