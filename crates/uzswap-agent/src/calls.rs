@@ -6,7 +6,7 @@
 use crate::buffers::{pinned, touched};
 use crate::pins::{Pins, is_moved_whole, is_type, make_until_it_sees, pin_vector, refuse};
 use crate::{AGENT, Agent, advice, alone, devices, layout, masks, own_files, processes, robust};
-use crate::{seccomp, sharing, stacks, stage, thread, whole};
+use crate::{seccomp, sharing, stacks, stage, thread, visits, whole};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -105,6 +105,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => layout::protect(agent, call),
         libc::SYS_madvise => advice::advise(agent, call),
         libc::SYS_process_madvise => advise_process(agent, call),
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => visits::on_call(agent, call),
         libc::SYS_mlock | libc::SYS_mlock2 => layout::lock_memory(agent, call),
         MSEAL => layout::seal(agent, call),
         libc::SYS_ioctl => devices::control(agent, call),

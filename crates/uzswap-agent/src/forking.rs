@@ -15,7 +15,7 @@
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, Inside, allocator, front, inside, layout, thread};
+use crate::{AGENT, Agent, Inside, allocator, front, guests, inside, layout, thread};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -75,6 +75,7 @@ impl<L, M> Still<L, M> {
         let Ok(refused) = pages.in_child() else {
             crate::die(&["a page of a forked process cannot be brought in"]);
         };
+        guests::forget();
         drop((layout, quiet));
         match refused {
             // Meanwhile a thread of the parent gave the program up.

@@ -1,6 +1,6 @@
 //! The functions that the preloaded library calls in this one, once it has loaded it.
 
-use crate::{alone, devices, forking, request, thread_locals};
+use crate::{alone, devices, forking, request, thread_locals, visits};
 use libc::{c_int, pid_t, sigaction as Action};
 use std::ptr;
 use uzswap_region::signals;
@@ -30,6 +30,7 @@ static HOOKS: Hooks = Hooks {
     alone: alone::call,
     threads: alone::count,
     hands_over: devices::note,
+    visit: visits::on_early_call,
     end: thread_locals::end,
 };
 

@@ -29,6 +29,7 @@ mod decide;
 mod devices;
 mod fast_path;
 mod forking;
+mod guests;
 mod handlers;
 mod hooks;
 mod kernel;
@@ -52,17 +53,17 @@ mod takeover;
 mod thread;
 mod thread_locals;
 mod threads;
+mod visits;
 mod watcher;
 mod whole;
 
 use decide::{Action, decide};
-use rustix::thread::futex;
 use stage::Stage;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::{map, own_threads, pid_namespace};
@@ -74,6 +75,7 @@ use watcher::Watcher;
 // The front's stacks are behind the mappings of this library.
 const _: () = assert!(PLACE >= map::place::END);
 
+/// The state of a managed program.
 pub struct Agent {
     /// The pager that has its pages.
     pub pager: Pager,
@@ -174,18 +176,46 @@ extern "C" fn watch_from_here() {
     }
 }
 
-static BELL: AtomicU32 = AtomicU32::new(0);
+static WANTED: AtomicU32 = AtomicU32::new(0);
 /// Makes the watching thread look immediately.
 fn ring() {
-    BELL.fetch_add(1, Relaxed);
-    // There is no error that a valid address could meet.
-    let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+    WANTED.fetch_add(1, SeqCst);
+    tree().into_iter().for_each(Tree::ring);
 }
 
-/// Waits for a ring after `rung`, at most for `wait`.
-fn await_bell(rung: u32, wait: Duration) {
-    // Rung or not, the thread looks again.
-    let _ = futex::wait(&BELL, futex::Flags::PRIVATE, rung, wait.try_into().ok().as_ref());
+/// The state of the bell, and of the reasons to ring it but for guests.
+struct Rung {
+    bell: u32,
+    wanted: u32,
+    is_suspended: bool,
+}
+
+impl Rung {
+    /// As they are now.
+    fn now(tree: &Tree) -> Self {
+        let bell = tree.rung();
+        Self { bell, wanted: WANTED.load(SeqCst), is_suspended: tree.is_suspended() }
+    }
+}
+
+/// Waits until there is a reason to look, but no longer than that, and serves the guests meanwhile.
+fn await_bell(tree: &Tree, before: &Rung, wait: Duration) {
+    let end = Instant::now() + wait;
+    let mut bell = before.bell;
+    loop {
+        let waits = AGENT.get().filter(|_| stage::is_taken_over()).is_some_and(|agent| {
+            let _at_work = forking::at_work();
+            guests::attend(agent, tree)
+        });
+        let left = end.saturating_duration_since(Instant::now());
+        let now = Rung::now(tree);
+        if left.is_zero() || (now.wanted, now.is_suspended) != (before.wanted, before.is_suspended)
+        {
+            return;
+        }
+        tree.await_bell(bell, if waits { left.min(guests::SOON) } else { left });
+        bell = tree.rung();
+    }
 }
 
 fn start() -> io::Result<()> {
@@ -212,7 +242,7 @@ fn watch(coming: own_threads::Coming) {
         }
     }
     loop {
-        let rung = BELL.load(Relaxed);
+        let rung = Rung::now(&front.tree);
         let at_work = stage::is_taken_over().then(forking::at_work);
         let wait = match decide(&watcher.look()) {
             Action::End => {
@@ -236,11 +266,7 @@ fn watch(coming: own_threads::Coming) {
             }
         };
         drop(at_work);
-        if stage::is_taken_over() && front.tree.is_suspended() {
-            front.tree.wait_while_suspended(wait);
-        } else {
-            await_bell(rung, wait);
-        }
+        await_bell(&front.tree, &rung, wait);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Calls that move more than may be pinned at one time, and that the kernel must make whole: it
 //! would stop at an absent page. The agent makes them in parts, each with its memory pinned.
 //!
-//! A blocking call on a stream moves all of its bytes, as does a read of another process's memory.
-//! A list of messages ends at one that finds no memory, and that message is lost.
+//! A blocking call on a stream moves all of its bytes. A list of messages ends at one that finds no
+//! memory, and that message is lost.
 
 use crate::pins::{
     BUFFERS_MAX, BYTES_MAX, GivenMemory, MOST, Pins, UNTOLD, is_stream, is_type, pin_header,
@@ -16,7 +16,6 @@ use uzswap_calls::{Call, raw};
 /// A kind of long call.
 pub enum Long {
     Messages,
-    BetweenProcesses,
     Stream,
     Random,
 }
@@ -26,9 +25,6 @@ pub fn kind(call: &Call) -> Option<Long> {
     let [file, _, second, third, ..] = call.arguments;
     let kind = match call.number as c_long {
         libc::SYS_recvmmsg | libc::SYS_sendmmsg => return Some(Long::Messages),
-        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => {
-            return Some(Long::BetweenProcesses);
-        }
         libc::SYS_getrandom => return Some(Long::Random),
         libc::SYS_writev => is_pipe_or_stream(file) && !own_files::may_show_memory(),
         // For each call with MSG_ZEROCOPY the kernel reports once that it is done with the memory.
@@ -45,7 +41,6 @@ pub fn kind(call: &Call) -> Option<Long> {
 pub fn make(agent: &Agent, call: &mut Call, kind: &Long) -> bool {
     let result = match kind {
         Long::Messages => Some(messages(agent, call)),
-        Long::BetweenProcesses => between_processes(agent, call),
         Long::Stream => Stream::of(agent, call),
         Long::Random => Some(random(agent, call)),
     };
@@ -192,33 +187,7 @@ fn messages(agent: &Agent, call: &Call) -> i64 {
     done
 }
 
-/// `process_vm_readv`, `process_vm_writev`. The other process may be this one.
-fn between_processes(agent: &Agent, call: &Call) -> Option<i64> {
-    let [process, local, local_count, remote, remote_count, flags] = call.arguments;
-    let mut local = Cursor::new(GivenMemory::list(local, local_count)?);
-    let mut remote = Cursor::new(GivenMemory::list(remote, remote_count)?);
-    let mut done = 0;
-    while let (Some((from, here)), Some((to, there))) = (local.rest(), remote.rest()) {
-        let bytes = here.min(there).min(MOST / 4);
-        let mut pins = Pins::new(agent);
-        pins.pin(from, bytes);
-        pins.pin(to, bytes);
-        let part = |at: u64| libc::iovec { iov_base: at as *mut _, iov_len: bytes as usize };
-        let (ours, theirs) = (part(from), part(to));
-        let lists = [&raw const ours as u64, 1, &raw const theirs as u64, 1];
-        let arguments = [process, lists[0], lists[1], lists[2], lists[3], flags];
-        // SAFETY: a part of the program's request.
-        let result = unsafe { raw(call.number, arguments) };
-        done = sum(done, result);
-        if result != bytes as i64 {
-            break;
-        }
-        local.go(bytes);
-        remote.go(bytes);
-    }
-    Some(done)
-}
-
+/// `getrandom`.
 fn random(agent: &Agent, call: &Call) -> i64 {
     let [at, bytes, flags, ..] = call.arguments;
     let bytes = bytes.min(BYTES_MAX);
@@ -235,33 +204,4 @@ fn random(agent: &Agent, call: &Call) -> i64 {
         }
     }
     done
-}
-
-/// A place in a list of buffers.
-struct Cursor {
-    list: GivenMemory,
-    at: u64,
-    moved: u64,
-}
-
-impl Cursor {
-    fn new(list: GivenMemory) -> Self {
-        let mut cursor = Self { list, at: 0, moved: 0 };
-        cursor.go(0);
-        cursor
-    }
-
-    fn rest(&self) -> Option<(u64, u64)> {
-        let (at, bytes) = self.list.part(self.at)?;
-        Some((at.wrapping_add(self.moved), bytes.checked_sub(self.moved)?))
-    }
-
-    /// Advances by that many bytes, which the present buffer has, and past empty buffers.
-    fn go(&mut self, bytes: u64) {
-        self.moved += bytes;
-        while self.list.part(self.at).is_some_and(|(_, bytes)| self.moved == bytes) {
-            self.at += 1;
-            self.moved = 0;
-        }
-    }
 }

@@ -449,9 +449,45 @@ unsafe extern "C" fn syscall(
         // alone. Libraries that try a ring at each start (libuv: Node, uvloop) work without one.
         return answer(-c_long::from(libc::ENOSYS));
     }
+    if number == libc::SYS_process_vm_readv || number == libc::SYS_process_vm_writev {
+        // SAFETY: as above.
+        return unsafe { visit(number, [a, b, c, d, e, f]) };
+    }
     // SAFETY: as above.
     unsafe { make(number, [a, b, c, d, e, f]) }
 }
+
+/// Reads or writes another process's memory. If that is one of the tree, the agent asks it for its
+/// pages, and is loaded for it. After the takeover it sees the call itself.
+///
+/// # Safety
+/// As of the call.
+unsafe fn visit(number: c_long, arguments: [u64; 6]) -> c_long {
+    let front = front().filter(|_| !crate::is_filtered());
+    let hooks = front
+        .filter(|front| front.tree.host(arguments[0] as u32).is_some())
+        .and_then(|_| loading::load_now());
+    let mut result = 0;
+    // SAFETY: the caller's arguments.
+    unsafe {
+        if !hooks.is_some_and(|hooks| (hooks.visit)(number, &arguments, &mut result)) {
+            result = raw(number, arguments);
+        }
+    }
+    answer(result)
+}
+
+macro_rules! visits {
+    ($($name:ident $number:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(a: c_int, b: u64, c: u64, d: u64, e: u64, f: u64) -> isize {
+            // SAFETY: as above.
+            unsafe { visit(libc::$number, [a as u32 as u64, b, c, d, e, f]) as isize }
+        }
+    )*};
+}
+
+visits! { process_vm_readv SYS_process_vm_readv process_vm_writev SYS_process_vm_writev }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mmap(

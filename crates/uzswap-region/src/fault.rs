@@ -57,6 +57,15 @@ pub(crate) fn serve(fault: Fault) -> bool {
     true
 }
 
+/// The room for a page that comes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Credit {
+    /// It is waited for.
+    Awaited,
+    /// It is taken, beyond the budget if need be: others wait for this thread.
+    Taken,
+}
+
 impl Inner {
     /// Brings a page in.
     pub(crate) fn fault(&self, space: &Space, page: u32, fault: Fault) {
@@ -79,7 +88,7 @@ impl Inner {
                 Kind::Untouched if space.is_window() => return,
                 Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => {
                     if space.take(page, word) {
-                        return self.fill(space, page, word, fault);
+                        return self.fill(space, page, word, (fault, Credit::Awaited));
                     }
                 }
             }
@@ -128,7 +137,14 @@ impl Inner {
         lane.streams.brought(space.id | WRITES, page, count, way);
     }
 
-    fn fill(&self, space: &Space, page: u32, word: Word, fault: Fault) {
+    /// Brings a page in that we have made `Busy`.
+    pub(crate) fn fill(
+        &self,
+        space: &Space,
+        page: u32,
+        word: Word,
+        (fault, credit): (Fault, Credit),
+    ) {
         if let Some(log) = &self.log {
             self.note_touch(log, space, page, word, fault);
         }
@@ -147,7 +163,7 @@ impl Inner {
             lane.count(Count::FaultsStaged, 1);
             return;
         }
-        let mut lane = self.lane_with_credit(space, page);
+        let mut lane = self.lane_with_credit(space, page, credit);
         lane.count(Count::Faults, 1);
         let (window, way) = lane.streams.window(space.id, page, space.advice.load(Relaxed));
         let window = window.max(self.door.least_window()).min(self.window_max());
@@ -196,12 +212,23 @@ impl Inner {
     }
 
     /// A lane with at least one charged page. May wait for reclaim, without a lane.
-    fn lane_with_credit(&self, space: &Space, page: u32) -> std::sync::MutexGuard<'_, Lane> {
+    fn lane_with_credit(
+        &self,
+        space: &Space,
+        page: u32,
+        credit: Credit,
+    ) -> std::sync::MutexGuard<'_, Lane> {
         let mut waited = 0;
         loop {
             let mut lane = self.lanes.here();
             if self.has_credit(&mut lane) {
                 lane.count(Count::FaultsWaited, waited);
+                return lane;
+            }
+            if credit == Credit::Taken {
+                self.budget.charge_anyway(1);
+                self.budget.ring();
+                lane.credit += 1;
                 return lane;
             }
             drop(lane);

@@ -55,6 +55,7 @@ mod vec;
 
 mod adopt;
 mod inherit;
+mod pin;
 mod window;
 
 pub mod io;

@@ -24,15 +24,15 @@ use crate::core::space::{Space, Taken, neighbours, range_of};
 use crate::error::Error;
 use crate::lane::Count;
 use crate::layers::Layers;
-use crate::page::transition::{CARRIED, DROPPED, GONE, PINNED, TAKEN_BACK, Transition, UNCHANGED};
+use crate::page::transition::{CARRIED, DROPPED, GONE, TAKEN_BACK, Transition, UNCHANGED};
 use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
 use std::ops::Range;
 use std::sync::Arc;
 use uzswap_engine::{PAGE_BYTES, Page};
-use uzswap_sys::fault_signals::{self, Blocked};
-use uzswap_sys::uffd::{Fault, Uffd};
+use uzswap_sys::fault_signals::Blocked;
+use uzswap_sys::uffd::Uffd;
 use uzswap_sys::{cpu, map};
 use uzswap_tree::{Figures, Remote};
 
@@ -214,61 +214,6 @@ impl Pager {
         Ok(())
     }
 
-    /// Brings in the first adopted pages in a row of a range, and keeps them in memory until
-    /// [`Self::unpin`]: the kernel is going to read or write them. Returns where they are; `None`
-    /// if none is adopted.
-    pub fn pin(&self, range: Range<usize>) -> Option<Range<usize>> {
-        let mut pinned: Option<Range<usize>> = None;
-        for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
-            let is_pinned =
-                find(at).is_some_and(|(space, page)| space.bring_in(page, Word::pinned));
-            match &mut pinned {
-                Some(pinned) if is_pinned => pinned.end = at + PAGE_BYTES,
-                Some(_) => break,
-                None if is_pinned => pinned = Some(at..at + PAGE_BYTES),
-                None => {}
-            }
-        }
-        pinned
-    }
-
-    /// Pins a range, if all of it is adopted and there. If none of it is adopted, pins nothing, and
-    /// returns no page. `None` if only parts are. Unlike [`Self::pin`] it calls nothing of the C
-    /// library and uses no vector registers but those of any x86-64.
-    pub fn pin_present(range: Range<usize>) -> Option<Range<usize>> {
-        let start = range.start / PAGE_BYTES * PAGE_BYTES;
-        let mut pinned = start..start;
-        let mut at = start;
-        while at < range.end {
-            let space = registry::find(at).filter(|space| space.is_window());
-            match space.and_then(|space| space.pin_present(space.page_of(at))) {
-                Some(true) if pinned.end == at => pinned.end += PAGE_BYTES,
-                None if pinned.is_empty() => {}
-                other => {
-                    if other == Some(true) {
-                        pinned = at..at + PAGE_BYTES;
-                    }
-                    Self::unpin(pinned);
-                    return None;
-                }
-            }
-            at += PAGE_BYTES;
-        }
-        Some(pinned)
-    }
-
-    /// Ends [`Self::pin`] and [`Self::pin_present`] for the range that they returned; like the
-    /// latter it leaves vector registers alone.
-    pub fn unpin(pinned: Range<usize>) {
-        let mut at = pinned.start;
-        while at < pinned.end {
-            if let Some((space, page)) = find(at) {
-                space.unpin(page);
-            }
-            at += PAGE_BYTES;
-        }
-    }
-
     /// Makes a call that moves a mapping (`mremap`), and may change its length to `bytes`. Its
     /// pages move along. `source` is the later state of their old addresses. `call` returns the new
     /// address, or `None` if it failed. Pages by which the mapping grows are adopted as well; those
@@ -436,33 +381,10 @@ fn adopted(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// The page at an address, if it may be adopted.
-fn find(address: usize) -> Option<(&'static Space, u32)> {
+pub(crate) fn find(address: usize) -> Option<(&'static Space, u32)> {
     let space = registry::find(address).filter(|space| space.is_window())?;
     let page = space.page_of(address);
     (space.load(page).kind() != Kind::Untouched).then_some((space, page))
-}
-
-impl Space {
-    /// Brings a page in and changes its word while it is there; `false` if it is not adopted.
-    pub(crate) fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
-        loop {
-            let word = self.load(page);
-            match word.kind() {
-                Kind::Untouched => return false,
-                Kind::Resident => {
-                    if self.change(page, PINNED, word, to(word).expect("pinned 2^18 times")) {
-                        return true;
-                    }
-                }
-                _ => {
-                    let _blocked = Blocked::all();
-                    let address = self.address(page);
-                    let fault = Fault { address, is_write: true, instruction: 0 };
-                    fault_signals::on_own_stack(|| self.pager.fault(self, page, fault));
-                }
-            }
-        }
-    }
 }
 
 impl Inner {

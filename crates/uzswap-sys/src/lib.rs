@@ -21,6 +21,7 @@ pub mod own_threads;
 pub mod pid_namespace;
 pub mod pressure;
 pub mod proc_mem;
+pub mod proc_text;
 pub mod process;
 pub mod process_pages;
 pub mod processor;

@@ -1,7 +1,7 @@
 //! Settings of this process, and information about others.
 
+use crate::proc_text;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use rustix::fs::PROC_SUPER_MAGIC;
 use rustix::io::FdFlags;
 use rustix::process::{DumpableBehavior, Gid, Pid, PidfdFlags, Resource, Rlimit, Signal, Uid};
 use rustix::process::{getrlimit, setrlimit};
@@ -466,16 +466,7 @@ fn statm(path: &str) -> Option<[u64; 5]> {
     // Seven numbers, read into a buffer on the stack: at the first look at a program there is no
     // memory of ours yet.
     let mut statm = [0; 160];
-    let file = std::fs::File::open(path).ok()?;
-    // Another thread of the program may close all descriptors meanwhile and open a file of its own.
-    // `pread` does not move that file, and the file stays open.
-    let bytes = rustix::io::pread(&file, &mut statm, 0).unwrap_or(0);
-    let is_ours = rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == PROC_SUPER_MAGIC);
-    let number = file.into_raw_fd();
-    if is_ours {
-        // SAFETY: it was owned here, and no other code of ours has its number.
-        unsafe { rustix::io::close(number) };
-    }
+    let bytes = proc_text::read(path, &mut statm)?;
     let statm = str::from_utf8(&statm[..bytes]).ok()?;
     let mut fields = statm.split_whitespace().skip(1).map(str::parse::<u64>);
     let mut next = || fields.next()?.ok()?.checked_mul(rustix::param::page_size() as u64);

@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0008;
+pub const FORM: u64 = 0x757a_6672_6f6e_0009;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -106,6 +106,10 @@ pub struct Hooks {
     pub threads: extern "C" fn() -> u64,
     /// Notes memory that a call of `ioctl` hands to a device: see [`crate::devices`].
     pub hands_over: extern "C" fn(u32, u64),
+    /// Makes `process_vm_readv` or `process_vm_writev` of a process whose memory may be visited,
+    /// and writes the kernel's answer. `false`: the caller is to make it, by an instruction that
+    /// the agent has replaced.
+    pub visit: unsafe extern "C" fn(c_long, &[u64; 6], &mut c_long) -> bool,
     /// Gets the value of an ending thread under [`Front::key`].
     pub end: extern "C" fn(*mut c_void),
 }

@@ -20,16 +20,19 @@ mod remote;
 pub mod share;
 mod table;
 mod text;
+mod visit;
+mod visit_slot;
 
 pub use name::Name;
 pub use remote::{Remote, RemoteSums, TIMES};
 pub use table::{
     Figures, LeftAlone, MANAGED_MIN, Member, REASONS, SILENT_MAX, SLOTS, Setting, Table,
 };
+pub use visit::{Guest, Host, Visit};
+pub use visit_slot::VISIT_BYTES_MAX;
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::path::Arg;
-use rustix::thread::futex;
 use share::{Allowance, Other, Own, share};
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -60,6 +63,8 @@ pub struct Tree {
     /// milliseconds.
     worked: AtomicU64,
     worked_at: AtomicU64,
+    /// In place of the bell of its slot, if it has none.
+    bell: AtomicU32,
 }
 
 impl Tree {
@@ -133,7 +138,8 @@ impl Tree {
             let (looks, looked_at) = (AtomicU32::new(0), AtomicU64::new(0));
             let (worked, worked_at) = (AtomicU64::new(0), AtomicU64::new(0));
             let (slot, space) = (AtomicUsize::new(SLOTS), AtomicU32::new(0));
-            Ok(Self { table, slot, space, looks, looked_at, worked, worked_at })
+            let bell = AtomicU32::new(0);
+            Ok(Self { table, slot, space, looks, looked_at, worked, worked_at, bell })
         }
     }
 
@@ -242,11 +248,7 @@ impl Tree {
 
     /// Waits until this process may continue, but no longer than `most`.
     pub fn wait_while_suspended(&self, most: Duration) {
-        if let Some(slot) = self.own() {
-            // In any case the caller checks again.
-            let _ =
-                futex::wait(&slot.waits, futex::Flags::empty(), 1, most.try_into().ok().as_ref());
-        }
+        self.own().inspect(|slot| visit_slot::wait(&slot.waits, 1, most));
     }
 
     /// Adds this process's activity since its last report to the sums, and notes its pages.

@@ -27,6 +27,11 @@ impl Name {
         (self.0 >> 32) as u32
     }
 
+    /// All of it as a number; 0: no process.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
     /// False if a process of the namespace `space` sees that the process is gone.
     pub(crate) fn may_live(self, space: u32) -> bool {
         self != Self::NONE && (self.space() != space || exists(self.number()))

@@ -2,8 +2,8 @@
 
 use crate::name::Name;
 use crate::text::Text;
+use crate::visit_slot::{VisitSlot, ring, wake};
 use crate::{RemoteSums, own_number};
-use rustix::thread::futex;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-pub(crate) const FORM: u64 = 0x757a_7472_6565_000e;
+pub(crate) const FORM: u64 = 0x757a_7472_6565_000f;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -397,6 +397,12 @@ pub(crate) struct ProcessSlot {
     pub(crate) worked: AtomicU64,
     /// 1: it works much less than others do.
     pub(crate) idle: AtomicU32,
+    /// Counts the times that the watching thread was to look immediately.
+    pub(crate) bell: AtomicU32,
+    /// Its thread that answers those that ask for its pages; 0: none does.
+    pub(crate) host: AtomicU32,
+    /// Its visit of another process.
+    pub(crate) visit: VisitSlot,
 }
 
 /// [`ProcessSlot::seen_as`] of a process that [`Table::see`] has not found once.
@@ -409,10 +415,11 @@ pub(crate) const NO_ROOM: u32 = 2;
 impl ProcessSlot {
     /// Resets it: no memory, no activity.
     pub(crate) fn clear(&self) {
-        let Self { seen_as, starved, waits, reader, answer, left_alone, idle, .. } = self;
-        for number in [seen_as, starved, waits, reader, answer, left_alone, idle] {
+        let Self { seen_as, starved, waits, reader, answer, left_alone, idle, host, .. } = self;
+        for number in [seen_as, starved, waits, reader, answer, left_alone, idle, host] {
             number.store(0, Relaxed);
         }
+        self.visit.clear();
         let Self { used, grew_to, reserved, least, worked, .. } = self;
         let Self { faults, stored, out, pool, backing, remote, .. } = self;
         for number in
@@ -424,8 +431,13 @@ impl ProcessSlot {
 
     fn set_waits(&self, waits: bool) {
         self.waits.store(waits.into(), SeqCst);
-        // There is no error that a valid address could meet.
-        let _ = futex::wake(&self.waits, futex::Flags::empty(), u32::MAX);
+        wake(&self.waits);
+        self.ring();
+    }
+
+    /// Has the thread that watches the process look.
+    pub(crate) fn ring(&self) {
+        ring(&self.bell);
     }
 
     pub(crate) fn name(&self) -> Name {
@@ -433,7 +445,7 @@ impl ProcessSlot {
     }
 
     /// The number of its process where the tree was made; 0: none, or not seen there yet.
-    fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         match (self.name().space(), self.seen_as.load(Relaxed)) {
             (0, _) => self.name().number(),
             (_, MISSED) => 0,

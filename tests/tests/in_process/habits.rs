@@ -96,6 +96,19 @@ fn a_thread_may_have_the_smallest_stack_that_there_is() {
 }
 
 #[test]
+fn processes_read_and_write_memory_of_others_that_is_out() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        let before = format!("export UZSWAP_MEANS={means};");
+        compare_with("visits.c", &["large", "small"], &before);
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_or_killed_keeps_no_other_waiting() {
+    compare("visits.c", &["killed", "stopped"]);
+}
+
+#[test]
 fn timers_that_start_threads_go_on() {
     compare("signals.c", &["rings_in_threads"]);
 }
