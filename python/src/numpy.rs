@@ -180,6 +180,7 @@ unsafe extern "C" fn realloc(
         None => {
             // Only the handler that made the block knows the block's length. So that handler
             // lengthens the block, which then moves to a region.
+            // SAFETY: as NumPy would have called it.
             let small = unsafe { (context.small.realloc)(context.small.context, block, bytes) };
             if small.is_null() || bytes < context.above {
                 return small;
