@@ -157,6 +157,60 @@ static int ways(void) {
     return 0;
 }
 
+// Children that begin without handlers (CLONE_CLEAR_SIGHAND) read what is out. Those of glibc's
+// `posix_spawn` from 2.38 on borrow their parent's memory; it makes them by `clone` where it must.
+static void handle(int signal) { (void)signal, _exit(9); }
+static int has_no_handlers(void) {
+    int ignored = 0;
+    for (int signal = 1; signal <= 31; signal++) {
+        struct sigaction action = { .sa_handler = SIG_DFL };
+        sigaction(signal, NULL, &action);
+        if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) return 0;
+        ignored += action.sa_handler == SIG_IGN;
+    }
+    return ignored == 1;
+}
+static int work_cleared(void *at) {
+    if (!has_no_handlers()) return 6;
+    kill(getpid(), SIGWINCH);
+    return run_child(at);
+}
+static int read_borrowed(void *at) {
+    (void)at;
+    for (long i = 0; i < 20 * MIB; i += PAGE)
+        if (memory[i] != (unsigned char)(i >> 12)) return 2;
+    return 0;
+}
+static pid_t clone_cleared(int flags, int (*work)(void *), unsigned char *stack) {
+    unsigned long given[11] = { flags | 1UL << 32, 0, 0, 0, SIGCHLD, (unsigned long)stack, MIB };
+    register void *at __asm__("r8") = memory + 5 * PAGE;
+    long child = SYS_clone3;
+    __asm__ volatile("syscall; test %%rax, %%rax; jnz 1f; mov %%r8, %%rdi; call *%%rdx;"
+                     "mov %%eax, %%edi; mov $231, %%eax; syscall; 1:"
+                     : "+a"(child) : "D"(given), "S"(sizeof given), "d"(work), "r"(at)
+                     : "rcx", "r11", "memory");
+    if (child == -ENOSYS) return clone(work, stack + MIB, flags | SIGCHLD, at);
+    return child;
+}
+static int cleared(void) {
+    memory = map(20 * MIB);
+    for (long i = 0; i < 20 * MIB; i++) memory[i] = i >> 12;
+    signal(SIGUSR2, SIG_IGN);
+    int handled[] = { SIGUSR1, SIGBUS, SIGILL, SIGSEGV, SIGWINCH };
+    for (int i = 0; i < 5; i++) signal(handled[i], handle);
+    grow();
+    send_out(memory, 20 * MIB);
+    unsigned char *stack = map(MIB);
+    printf("apart %d", is_well(clone_cleared(0, work_cleared, stack)));
+    send_out(memory, 20 * MIB);
+    int flags = CLONE_VM | CLONE_VFORK;
+    printf(", borrowed %d", is_well(clone_cleared(flags, read_borrowed, stack)));
+    struct sigaction action;
+    sigaction(SIGBUS, NULL, &action);
+    printf(", handled here %d\n", action.sa_handler == handle);
+    return 0;
+}
+
 // Forks often while it has more than half of its memory, but is not short of it.
 static int ahead(void) {
     int well = 0;
@@ -373,7 +427,7 @@ int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
         { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
-        { "stacks", stacks },
+        { "stacks", stacks }, { "cleared", cleared },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },

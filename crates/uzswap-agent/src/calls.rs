@@ -20,6 +20,7 @@ use uzswap_sys::fault_signals;
 fn is_kept(number: c_long) -> bool {
     match number {
         libc::SYS_rt_sigaction | libc::SYS_rt_sigprocmask | libc::SYS_pselect6 => true,
+        libc::SYS_clone3 => true,
         libc::SYS_sigaltstack => stacks::ours().is_some() && !stage::is_confined(),
         // A filter applies to our remaining calls, too.
         libc::SYS_prctl | libc::SYS_seccomp => !stage::is_confined(),

@@ -46,7 +46,8 @@ impl Entry {
     }
 }
 
-fn is_function(handler: u64) -> bool {
+/// True if a handler is neither the default nor that the signal is ignored.
+pub fn is_function(handler: u64) -> bool {
     ![libc::SIG_DFL, libc::SIG_IGN].contains(&(handler as usize))
 }
 

@@ -1,7 +1,7 @@
 //! Calls about signals, processes and descriptors.
 
 use crate::pins::{Pins, make_until_it_sees, peek, peek_bytes, pin_touched, poke, refuse};
-use crate::signals::{KernelAction, ours};
+use crate::signals::{self, KernelAction, ours};
 use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stacks, stage};
 use libc::c_long;
 use std::mem::MaybeUninit;
@@ -224,14 +224,27 @@ struct CloneArguments {
     block: u64,
 }
 
+/// The child begins without handlers, ours among them.
+const CLEARED: u64 = 1 << 32;
+
 /// `clone3`: likewise.
 pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, ..] = call.arguments;
+    if stage::is_left() {
+        return match peek::<CloneArguments>(at) {
+            Some(arguments) if arguments.flags & CLEARED != 0 => refuse(call, libc::ENOSYS),
+            _ => Outcome::Bare,
+        };
+    }
     let mut pins = Pins::new(agent);
     pins.pin(at, bytes);
     let Some(arguments) = peek::<CloneArguments>(at) else { return refuse(call, libc::EFAULT) };
     if arguments.flags & libc::CLONE_VM as u64 == 0 {
         return clone3_apart(agent, call, pins);
+    }
+    if arguments.flags & CLEARED != 0 {
+        // It would be ended by a page that is out. As before Linux 5.5; callers use `clone` then.
+        return refuse(call, libc::ENOSYS);
     }
     drop(pins);
     sharing::before_clone(agent, arguments.flags);
@@ -271,10 +284,35 @@ fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
     }
     pins.pin(given[TIDS], PAGE_BYTES as u64);
     let stack = given[STACK].wrapping_add(given[STACK_BYTES]);
-    given[FLAGS] &= !SHARED;
+    let is_cleared = given[FLAGS] & CLEARED != 0;
+    given[FLAGS] &= !(SHARED | CLEARED);
     (given[STACK], given[STACK_BYTES]) = (0, 0);
     let arguments = [given.as_ptr() as u64, bytes, 0, 0, 0, 0];
-    make_child(agent, call, arguments, stack)
+    if !is_cleared {
+        return make_child(agent, call, arguments, stack);
+    }
+    // No handler may begin in the child before they are cleared.
+    let mask = signals::block();
+    let outcome = make_child(agent, call, arguments, stack);
+    if call.result == 0 {
+        clear_handlers();
+    }
+    signals::set_mask(mask);
+    outcome
+}
+
+/// As the kernel does for a child, but for our own handlers.
+fn clear_handlers() {
+    let _inside = inside();
+    let default = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    for signal in 1..=64 {
+        if ours() & 1 << (signal - 1) != 0 {
+            fault_signals::clear_action(signal as i32);
+        } else if handlers::is_function(handlers::of_program(signal).handler) {
+            // An error would mean that there is no such signal.
+            let _ = handlers::set(signal, &default, false);
+        }
+    }
 }
 
 pub fn close(call: &mut Call) -> Outcome {

@@ -15,11 +15,22 @@ pub fn ours() -> u64 {
 
 /// Sets the calling thread's mask, without our signals.
 pub fn set_mask(mask: u64) {
+    exchange_mask(mask);
+}
+
+/// Blocks all others in the calling thread; its mask before.
+pub fn block() -> u64 {
+    exchange_mask(!0)
+}
+
+fn exchange_mask(mask: u64) -> u64 {
     let mask = mask & !ours();
-    let arguments =
-        [libc::SIG_SETMASK as u64, &raw const mask as u64, 0, size_of::<u64>() as u64, 0, 0];
-    // SAFETY: the kernel reads the set.
+    let mut before = 0u64;
+    let [set, old] = [&raw const mask as u64, &raw mut before as u64];
+    let arguments = [libc::SIG_SETMASK as u64, set, old, size_of::<u64>() as u64, 0, 0];
+    // SAFETY: the kernel reads one set, and writes the other.
     unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
+    before
 }
 
 /// An action as the kernel has it.

@@ -412,7 +412,11 @@ pub static ROWS: &[Row] = &[
     row(432, "fsmount", Left),
     row(433, "fspick", Touched(&[1])),
     row(434, "pidfd_open", Left),
-    row(435, "clone3", Own("a child with memory of its own is made while nothing moves")),
+    row(
+        435,
+        "clone3",
+        Own("a child with memory of its own is made while nothing moves, with our handlers"),
+    ),
     row(436, "close_range", Own("our descriptors stay open")),
     row(437, "openat2", Touched(&[1, 2])),
     row(438, "pidfd_getfd", Left),

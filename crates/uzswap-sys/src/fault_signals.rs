@@ -193,6 +193,16 @@ pub unsafe fn set_action(signal: c_int, new: *const Action, old: *mut Action) ->
     0
 }
 
+/// In a child that is to begin without handlers of the program's: those of a signal that is ours.
+pub fn clear_action(signal: c_int) {
+    let first = hook_of(signal).map(|hook| &hook.handlers.all[0]);
+    if first.is_some_and(|first| first.get().sa_sigaction != libc::SIG_IGN) {
+        let default = action(libc::SIG_DFL, 0, 0);
+        // SAFETY: an action, and no room for the one before.
+        unsafe { set_action(signal, &default, std::ptr::null_mut()) };
+    }
+}
+
 #[cfg(target_env = "gnu")]
 unsafe extern "C" {
     /// The C library's `signal` and `sysv_signal`, by names that no library overrides.

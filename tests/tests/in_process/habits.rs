@@ -308,6 +308,13 @@ fn a_program_that_counts_its_threads_sees_its_own() {
 }
 
 #[test]
+fn a_child_that_begins_without_handlers_reads_what_is_out() {
+    for means in ["userfaultfd", "guards"] {
+        compare_with("forks.c", &["cleared"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn threads_that_have_the_variables_of_another_one_are_found_and_named() {
     let shares = ["shares_memory", "shares_all", "shares_as_thread", "other_block"];
     for means in ["userfaultfd", "guards"] {
