@@ -69,6 +69,7 @@ use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::{map, own_threads, pid_namespace};
 use uzswap_tree::front::{Front, PLACE, STACK};
 use uzswap_tree::share::Allowance;
+use uzswap_tree::variables::variables_bytes;
 use uzswap_tree::{Setting, Tree};
 use watcher::Watcher;
 
@@ -140,6 +141,8 @@ impl Drop for Inside {
 fn begin(front: &'static Front) {
     // Before anything is allocated.
     map::place::set_apart();
+    // Before the program's threads are stopped.
+    variables_bytes();
     IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     let _ = FRONT.set(front);
     fault_signals::set_masks_by(signals::set_mask);
@@ -221,7 +224,8 @@ fn await_bell(tree: &Tree, before: &Rung, wait: Duration) {
 fn start() -> io::Result<()> {
     let _inside = inside();
     let coming = own_threads::announce();
-    let started = own_threads::start(c"uzswap-agent", STACK, || watch(coming));
+    let bytes = STACK + variables_bytes();
+    let started = own_threads::start(c"uzswap-agent", bytes, || watch(coming));
     started.map(own_threads::Started::leave)
 }
 

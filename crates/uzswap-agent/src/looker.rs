@@ -11,6 +11,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 use uzswap_sys::own_threads;
 use uzswap_tree::front::STACK;
+use uzswap_tree::variables::variables_bytes;
 
 /// The thread's orders: none, to do [`WORK`], to end.
 const NONE: u32 = 0;
@@ -28,7 +29,8 @@ static IS_THERE: AtomicBool = AtomicBool::new(false);
 pub fn start() {
     ORDER.store(NONE, SeqCst);
     let coming = own_threads::announce();
-    let started = own_threads::start(c"uzswap-look", STACK, || run(coming));
+    let bytes = STACK + variables_bytes();
+    let started = own_threads::start(c"uzswap-look", bytes, || run(coming));
     IS_THERE.store(started.is_ok(), SeqCst);
     started.into_iter().for_each(own_threads::Started::leave);
 }

@@ -30,6 +30,7 @@ use uzswap_sys::fault_signals::{self, Stopped};
 use uzswap_sys::{map, own_threads, smaps};
 use uzswap_tree::Setting;
 use uzswap_tree::front::STACK;
+use uzswap_tree::variables::variables_bytes;
 
 /// How often threads that do not stop are tried again.
 const TRIES: usize = 50;
@@ -84,7 +85,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     check(&modules, me)?;
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
-    map::remember_stack(STACK);
+    map::remember_stack(STACK + variables_bytes());
     let looks = Looks { first: fast_path::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);

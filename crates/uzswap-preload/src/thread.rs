@@ -8,6 +8,7 @@ use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use std::mem::MaybeUninit;
 use std::ptr;
 use uzswap_tree::front::{PLACE, PLACE_UNIT, PLACE_UNITS, STACK};
+use uzswap_tree::variables::variables_bytes;
 
 /// The number of times that a stack may be doubled.
 const DOUBLINGS: u32 = 6;
@@ -47,9 +48,10 @@ struct Started {
 }
 
 fn start(body: Body, is_detached: c_int) -> Option<Started> {
+    let least = (STACK + variables_bytes()).next_multiple_of(GUARD);
     // The C library refuses a stack without space for the variables of all libraries.
     for larger in 0..DOUBLINGS {
-        let bytes = STACK << larger;
+        let bytes = least << larger;
         let stack = GuardedStack::map(bytes);
         match create(body, is_detached, stack.as_ref(), bytes) {
             Ok(thread) => return Some(Started { thread, stack }),

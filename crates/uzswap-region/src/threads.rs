@@ -13,6 +13,7 @@ use uzswap_remote::Tiers;
 use uzswap_sys::fault_signals::Blocked;
 use uzswap_sys::uffd::{Message, Uffd};
 use uzswap_sys::{cpu, map, own_threads};
+use uzswap_tree::variables::variables_bytes;
 
 /// Bytes of a thread's stack.
 const STACK: usize = 512 << 10;
@@ -44,16 +45,17 @@ impl Handle {
     pub(crate) fn start(&self, reclaim_threads: usize) -> io::Result<()> {
         // Threads inherit the mask: ours handle no signal of the program's.
         let _blocked = Blocked::all();
+        let bytes = STACK + variables_bytes();
         let start = |name: &'static CStr, run: fn(&Inner)| {
             let inner = self.inner.clone();
             let coming = own_threads::announce();
             let run = move || {
                 let _entered = coming.enter();
                 IS_PAGERS.set(true);
-                map::remember_stack(STACK);
+                map::remember_stack(bytes);
                 run(&inner);
             };
-            let thread = own_threads::start(name, STACK, run)?;
+            let thread = own_threads::start(name, bytes, run)?;
             self.threads().push(thread);
             Ok::<_, io::Error>(())
         };

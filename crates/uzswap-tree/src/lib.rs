@@ -20,6 +20,7 @@ mod remote;
 pub mod share;
 mod table;
 mod text;
+pub mod variables;
 mod visit;
 mod visit_slot;
 

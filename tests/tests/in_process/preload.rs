@@ -398,6 +398,48 @@ fn an_allocator_that_works_from_main_on_is_left_alone() {
     }
 }
 
+/// Grows beyond its budget in two threads, and reads all of it. Each has large variables.
+const LARGE_VARIABLES: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static __thread char variables[BYTES];
+static void *grow(void *wrong) {
+    char *blocks[30];
+    memset(variables, 7, sizeof variables);
+    for (int i = 0; i < 30; i++) {
+        memset(blocks[i] = malloc(1 << 20), i, 1 << 20);
+        usleep(4000);
+    }
+    for (int i = 0; i < 30; i++)
+        for (int at = 0; at < 1 << 20; at++) *(long *)wrong += blocks[i][at] != i;
+    for (int i = 0; i < BYTES; i++) *(long *)wrong += variables[i] != 7;
+    return NULL;
+}
+int main(void) {
+    pthread_t other;
+    long wrong[2] = { 0, 0 };
+    pthread_create(&other, NULL, grow, &wrong[1]);
+    grow(&wrong[0]);
+    pthread_join(other, NULL);
+    if (wrong[0] || wrong[1]) return 1;
+    puts("whole");
+}
+"#;
+
+#[test]
+fn threads_of_ours_have_room_beside_large_variables_of_each_thread() {
+    for bytes in ["60000", "250000", "3000000"] {
+        let folder = folder(&LARGE_VARIABLES.replace("BYTES", bytes), "");
+        let output = run(folder.path(), "32M", &["./program"]);
+        let told = said(&output);
+        assert_eq!(output.stdout, b"whole\n", "{bytes}: {told}");
+        assert!(told.contains("memory of 1 processes was kept small"), "{bytes}: {told}");
+    }
+}
+
 /// Functions that the agent imports. A library of the program may define each of them, too. It
 /// would then run in threads of ours, whose memory must not leave.
 const IMPORTS: &str = "
