@@ -345,8 +345,23 @@ static int ring(void) {
     return 0;
 }
 
+// A file that it may change for itself, and changes as it grows.
+static int copies(void) {
+    char name[] = "/var/tmp/copiesXXXXXX";
+    int file = mkstemp(name), sum = unlink(name) + ftruncate(file, 24 * MIB);
+    const int access = PROT_READ | PROT_WRITE;
+    unsigned char *copy = mmap(NULL, 24 * MIB, access, MAP_PRIVATE, file, 0);
+    grow();
+    for (int i = 0; i < 24 * MIB; i += PAGE) copy[i] = i >> 12;
+    usleep(500000);
+    for (int i = 0; i < 24 * MIB; i += PAGE) sum += copy[i] != (unsigned char)(i >> 12);
+    printf("%d\n", sum);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
+        { "copies", copies },
         { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },

@@ -41,7 +41,7 @@ pub fn around_block(block: usize) -> Range<usize> {
     block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(BLOCK)
 }
 
-/// Why private memory of no file stays where it is.
+/// Why private memory stays where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Stays {
@@ -72,10 +72,12 @@ pub enum Stays {
     ReadOnly,
     /// The pager had no addresses or no mappings left for it.
     Refused,
+    /// It is the changed part of a private mapping of a file.
+    Copy,
 }
 
 impl Stays {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::NotInherited,
         Self::Grows,
         Self::Locked,
@@ -88,6 +90,7 @@ impl Stays {
         Self::Stack,
         Self::ReadOnly,
         Self::Refused,
+        Self::Copy,
     ];
 
     fn text(self) -> &'static str {
@@ -104,6 +107,7 @@ impl Stays {
             Self::Stack => "this memory is the stack of a thread",
             Self::ReadOnly => "this memory may only be read, and userfaultfd is denied",
             Self::Refused => "there were no mappings left for this memory",
+            Self::Copy => "this memory is its own copy of a file",
         }
     }
 }
@@ -140,8 +144,8 @@ pub fn report_left_now(tree: &Tree, name: &str) {
     let is_ours = |one: &Described<'_>| {
         one.has("um") || one.has("uw") || has_adopted(one.mapped.range.clone())
     };
-    for one in smaps::parse(&text).iter().filter(|one| is_plain(one) && !is_ours(one)) {
-        stays(one).inspect(|why| left[*why as usize] += one.page_bytes);
+    for one in smaps::parse(&text).iter().filter(|one| !is_ours(one)) {
+        staying(one).inspect(|(why, bytes)| left[*why as usize] += bytes);
     }
     report(tree, name, &left);
 }
@@ -187,6 +191,16 @@ fn stays(one: &Described<'_>) -> Option<Stays> {
         .or(is_dropped.then_some(Stays::Droppable))
 }
 
+/// The bytes of a mapping that stay whatever is around it, and why, if any do.
+fn staying(one: &Described<'_>) -> Option<(Stays, u64)> {
+    match one.mapped.access[3] {
+        _ if is_plain(one) => stays(one).map(|why| (why, one.page_bytes)),
+        b'p' if one.mapped.has_file => Some((Stays::Copy, one.anonymous_bytes)),
+        b'p' if one.mapped.name == "[stack]" => Some((Stays::Stack, one.page_bytes)),
+        _ => None,
+    }
+}
+
 /// Adopts all mappings that may be adopted.
 pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
     let mut layout = layout::Layout::new(current_heap_end());
@@ -196,12 +210,10 @@ pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layo
     let kept = kept(modules);
     for one in &all {
         let range = &one.mapped.range;
-        if !is_plain(one) {
-            continue;
-        }
         let is_free = || kept.iter().all(|kept| !map::overlap(kept, range));
-        match (stays(one), &one.mapped.access) {
-            (Some(why), _) => note_left(why, one.page_bytes),
+        match (staying(one), &one.mapped.access) {
+            (Some((why, bytes)), _) => note_left(why, bytes),
+            _ if !is_plain(one) => {}
             (None, b"---p") if is_free() => layout.reserve(range.clone()),
             (None, b"rw-p" | b"r--p") => {
                 adopt_around(one, &kept, stopped);

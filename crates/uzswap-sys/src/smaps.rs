@@ -18,6 +18,9 @@ pub struct Described<'a> {
     pub key: u32,
     /// Bytes of it that are in memory, or that the kernel has swapped out.
     pub page_bytes: u64,
+    /// Bytes of it that are in memory and of no file. Of a private mapping of a file they are those
+    /// that were changed.
+    pub anonymous_bytes: u64,
     /// Bytes that the kernel may drop at any time (`MADV_FREE`).
     pub lazily_free_bytes: u64,
 }
@@ -49,8 +52,14 @@ pub fn parse(text: &str) -> Vec<Described<'_>> {
     let mut all: Vec<Described<'_>> = Vec::new();
     for line in text.lines() {
         if let Some(mapped) = Mapped::parse(line) {
-            let (page_bytes, lazily_free_bytes) = (0, 0);
-            all.push(Described { mapped, flags: "", key: 0, page_bytes, lazily_free_bytes });
+            all.push(Described {
+                mapped,
+                flags: "",
+                key: 0,
+                page_bytes: 0,
+                anonymous_bytes: 0,
+                lazily_free_bytes: 0,
+            });
             continue;
         }
         let (Some(one), Some((name, value))) = (all.last_mut(), line.split_once(':')) else {
@@ -60,6 +69,7 @@ pub fn parse(text: &str) -> Vec<Described<'_>> {
         let bytes = || number().unwrap_or(0) << 10;
         match name {
             "Rss" | "Swap" => one.page_bytes += bytes(),
+            "Anonymous" => one.anonymous_bytes = bytes(),
             "LazyFree" => one.lazily_free_bytes = bytes(),
             "ProtectionKey" => one.key = number().unwrap_or(0) as u32,
             "VmFlags" => one.flags = value,
@@ -80,6 +90,7 @@ mod tests {
 7f0000000000-7f0000200000 rw-p 00000000 00:00 0 \n\
 Size:               2048 kB\n\
 Rss:                  12 kB\n\
+Anonymous:            12 kB\n\
 LazyFree:              4 kB\n\
 Swap:                  8 kB\n\
 VmFlags: rd wr mr mw me ac wf sd \n\
@@ -89,6 +100,7 @@ VmFlags: rd mr mw me sd\n";
         let all = parse(text);
         assert_eq!(all.len(), 2);
         assert_eq!((all[0].page_bytes, all[0].lazily_free_bytes), (20 << 10, 4 << 10));
+        assert_eq!((all[0].anonymous_bytes, all[1].anonymous_bytes), (12 << 10, 0));
         assert!(all[0].has("wf") && !all[0].has("w") && all[0].key == 3);
         assert!(all[1].mapped.has_file && all[1].key == 0 && !all[1].has("wf"));
     }

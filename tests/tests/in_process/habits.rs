@@ -192,6 +192,17 @@ fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
 }
 
 #[test]
+fn a_file_that_a_program_changes_for_itself_is_named() {
+    let folder = folder("calls.c");
+    let with = run(folder.path(), &format!("{RUN} ./program copies"));
+    assert_eq!(said(&with), "0\n");
+    let told = String::from_utf8_lossy(&with.stderr);
+    let mib = stays(&with, "its own copy of a file");
+    assert!((18.0..28.0).contains(&mib), "{mib} MiB: {told}");
+    assert!(!told.contains("too few for so many"), "{told}");
+}
+
+#[test]
 fn memory_with_guards_in_it_leaves() {
     let folder = folder("mappings.c");
     for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
