@@ -359,9 +359,31 @@ static int copies(void) {
     return 0;
 }
 
+// The first thread ends before the program grows. Another one makes calls with memory that is out.
+static void *do_nothing(void *given) { return given; }
+static void *go_on(void *unused) {
+    grow();
+    unsigned char *memory = map(MIB);
+    sigset_t *set = (sigset_t *)memory;
+    sigfillset(set);
+    send_out(memory, MIB);
+    int sum = pthread_sigmask(SIG_BLOCK, set, NULL);
+    pthread_t other;
+    int error = pthread_create(&other, NULL, do_nothing, NULL);
+    if (!error) pthread_join(other, NULL);
+    printf("%d %d\n", sum, error);
+    exit(0);
+    return unused;
+}
+static int without_first(void) {
+    pthread_t other;
+    pthread_create(&other, NULL, go_on, NULL);
+    pthread_exit(NULL);
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
-        { "copies", copies },
+        { "copies", copies }, { "without_first", without_first },
         { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },

@@ -144,6 +144,13 @@ pub fn peek<T: Copy>(at: u64) -> Option<T> {
     is_read.then(|| unsafe { value.assume_init() })
 }
 
+/// The calling thread's number, for calls that read this memory. That of the process is of its
+/// first thread, which has no memory any more once it has ended.
+fn own_thread() -> u64 {
+    // SAFETY: takes nothing.
+    unsafe { raw(libc::SYS_gettid as u64, [0; 6]) as u64 }
+}
+
 /// Reads bytes; returns how many come before the first unreadable one.
 pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
     if stage::is_confined() {
@@ -156,9 +163,7 @@ pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
     }
     let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes.len() };
-    // SAFETY: takes nothing.
-    let me = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
-    let arguments = [me, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    let arguments = [own_thread(), &raw const local as u64, 1, &raw const remote as u64, 1, 0];
     // SAFETY: the kernel writes the bytes, or says that it cannot read those at the address.
     unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) }.max(0) as usize
 }
@@ -176,9 +181,7 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
     let local =
         libc::iovec { iov_base: std::ptr::from_ref(value).cast_mut().cast(), iov_len: bytes };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes };
-    // SAFETY: takes nothing.
-    let me = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
-    let arguments = [me, &raw const local as u64, 1, &raw const remote as u64, 1, 0];
+    let arguments = [own_thread(), &raw const local as u64, 1, &raw const remote as u64, 1, 0];
     // SAFETY: where the program asked for it; the kernel says if it cannot write there.
     unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
 }

@@ -192,6 +192,11 @@ fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
 }
 
 #[test]
+fn calls_see_their_memory_after_the_first_thread_has_ended() {
+    compare("calls.c", &["without_first"]);
+}
+
+#[test]
 fn a_file_that_a_program_changes_for_itself_is_named() {
     let folder = folder("calls.c");
     let with = run(folder.path(), &format!("{RUN} ./program copies"));
