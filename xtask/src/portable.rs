@@ -85,10 +85,17 @@ OLD(pow, (double x, double y), (x, y))
 
 /// Functions newer than 2.28 that the standard library uses if they exist. Even a weak reference
 /// would need the newer C library.
+/// `statx` is of 2.28 itself. A program may have a C library of its own, older than the system's,
+/// and inherit the library that programs preload. If that asked for 2.28, the dynamic linker would
+/// not start the program.
 const LATE_NAMES: &str = r#"
 #include <sys/syscall.h>
 #include <unistd.h>
 __attribute__((visibility("hidden"))) pid_t gettid(void) { return syscall(SYS_gettid); }
+__attribute__((visibility("hidden")))
+int statx(int folder, const char *path, int flags, unsigned mask, void *result) {
+    return syscall(SYS_statx, folder, path, flags, mask, result);
+}
 __asm__(".globl posix_spawn_file_actions_addchdir_np\n"
         ".hidden posix_spawn_file_actions_addchdir_np\n"
         ".set posix_spawn_file_actions_addchdir_np, 0\n");
@@ -111,13 +118,21 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
         succeed(command.args(packages.iter().flat_map(|package| ["--package", package])))
     };
     let (of_program, of_libraries) = profiles(dist);
-    cargo(of_program, &["uzswap"])?;
-    let libraries: &[_] = match processor.has_in_process {
-        true => &["libuzswap_preload.so", "libuzswap_agent.so"],
-        false => &[],
+    let (libraries, packages): (&[_], &[_]) = match processor.has_in_process {
+        true => {
+            (&["libuzswap_preload.so", "libuzswap_agent.so"], &["uzswap-preload", "uzswap-agent"])
+        }
+        false => (&[], &[]),
     };
-    if processor.has_in_process {
-        cargo(of_libraries, &["uzswap-preload", "uzswap-agent"])?;
+    match of_program == of_libraries {
+        // All at once: apart they ask their crates for other features, and those are built twice.
+        true => cargo(of_program, &[&["uzswap"], packages].concat())?,
+        false => {
+            cargo(of_program, &["uzswap"])?;
+            if processor.has_in_process {
+                cargo(of_libraries, packages)?;
+            }
+        }
     }
     let built = dist.target.join(&target);
     let debug = dist.stage.join("debug");
@@ -272,8 +287,9 @@ impl Sysroot {
             // them first.
             fs::remove_dir_all(runtime(&root, processor).join("include"))?;
             add_old_math(&root, processor)?;
-            write_compiler(&root, processor, &compiler)?;
         }
+        // Each time: it may be that of another version of this program.
+        write_compiler(&folder.join(SUITE), processor, &compiler)?;
         Ok(Self { compiler, processor })
     }
 
