@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use uzswap_tests::{as_nobody, compile};
 
@@ -51,6 +51,73 @@ fn a_static_program_is_named() {
     let mut command = as_nobody(folder.path());
     command.arg(folder.path().join("uzswap")).args(RUN).arg(folder.path().join("program"));
     check(&command.output().unwrap(), "program is statically linked and loads no library");
+}
+
+const GO: &str = r#"
+package main
+import "syscall"
+func main() { syscall.Write(1, []byte("hello\n")); syscall.Exit(7) }
+"#;
+
+#[test]
+fn a_static_program_of_another_kind_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let go = folder.path().join("go");
+    fs::write(folder.path().join("main.go"), GO).unwrap();
+    let mut build = Command::new("go");
+    build.args(["build", "-o", "go", "main.go"]).current_dir(folder.path());
+    build.env("CGO_ENABLED", "0").env("GOCACHE", folder.path().join("cache"));
+    let programs = [
+        ("go", build.output().is_ok_and(|output| output.status.success()).then_some(vec![go])),
+        ("busybox", busybox().map(|path| [vec![path], HELLO.map(Into::into).to_vec()].concat())),
+    ];
+    for (name, words) in programs {
+        let Some(words) = words else {
+            println!("skipped: there is no {name}");
+            continue;
+        };
+        let mut command = as_nobody(folder.path());
+        command.arg(folder.path().join("uzswap")).args(RUN).args(words);
+        let reason = format!("{name} is statically linked and loads no library");
+        check(&command.output().unwrap(), &reason);
+    }
+}
+
+/// A static one, which Debian's package busybox-static has.
+fn busybox() -> Option<PathBuf> {
+    let path = PathBuf::from("/bin/busybox");
+    let linked = Command::new("ldd").arg(&path).output().ok()?;
+    (path.exists() && !linked.status.success()).then_some(path)
+}
+
+/// Answers as a kernel with larger pages.
+const LARGE_PAGES: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/auxv.h>
+#include <unistd.h>
+enum { BYTES = 65536 };
+unsigned long getauxval(unsigned long type) {
+    unsigned long (*own)(unsigned long) = (unsigned long (*)(unsigned long))dlsym(RTLD_NEXT, "getauxval");
+    return type == AT_PAGESZ ? BYTES : own(type);
+}
+long sysconf(int name) {
+    long (*own)(int) = (long (*)(int))dlsym(RTLD_NEXT, "sysconf");
+    return name == _SC_PAGESIZE ? BYTES : own(name);
+}
+"#;
+
+#[test]
+fn a_kernel_with_other_pages_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), LARGE_PAGES, &["-shared", "-fPIC"]);
+    let mut command = as_nobody(folder.path());
+    command.env("LD_PRELOAD", folder.path().join("program"));
+    command.arg(folder.path().join("uzswap")).args(RUN).args(HELLO);
+    let output = command.output().unwrap();
+    check(&output, "this kernel's pages have 64 KiB");
+    let said = said(&output).join("\n");
+    assert_eq!(said.matches("this kernel's pages").count(), 1, "{said}");
 }
 
 /// A program with 40 MiB. It gets them from the kernel itself, by the C library's `syscall`, or by

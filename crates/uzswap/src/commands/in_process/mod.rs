@@ -69,8 +69,13 @@ pub fn check() -> Result<Means, String> {
     processor()?;
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
     Means::available(first).map_err(|error| {
-        let denied = Mode::InThread.check().err().map(|denied| format!("{denied}; "));
-        format!("{}{error}", denied.unwrap_or_default())
+        let error = error.to_string();
+        let denied = Mode::InThread.check().err().map(|denied| denied.to_string());
+        // A kernel with other pages is the reason for both.
+        match denied.filter(|denied| *denied != error) {
+            Some(denied) => format!("{denied}; {error}"),
+            None => error,
+        }
     })
 }
 
