@@ -12,17 +12,26 @@ import json
 import sys
 
 CALL = "userfaultfd"
+PERMIT = "SCMP_ACT_ALLOW"
 
 
 def with_userfaultfd(profile):
-    """The profile with one more rule, or unchanged if it permits the call unconditionally."""
-    rules = profile["syscalls"]
-    conditions = ("args", "includes", "excludes")
-    for rule in rules:
-        is_permitted = CALL in rule.get("names", []) and rule["action"] == "SCMP_ACT_ALLOW"
-        if is_permitted and not any(rule.get(condition) for condition in conditions):
-            return profile
-    return {**profile, "syscalls": [*rules, {"names": [CALL], "action": "SCMP_ACT_ALLOW"}]}
+    """The profile with the call permitted to everybody. Podman's profile denies it by name; such a rule loses it."""
+
+    def is_for_everybody(rule):
+        return not any(rule.get(condition) for condition in ("args", "includes", "excludes"))
+
+    rules = []
+    for rule in profile["syscalls"]:
+        if CALL in rule.get("names", []) and rule["action"] != PERMIT:
+            rule = {**rule, "names": [name for name in rule["names"] if name != CALL]}
+            if not rule["names"]:
+                continue
+        rules.append(rule)
+    permitting = (rule for rule in rules if CALL in rule.get("names", []))
+    if not any(map(is_for_everybody, permitting)):
+        rules.append({"names": [CALL], "action": PERMIT})
+    return {**profile, "syscalls": rules}
 
 
 def main():

@@ -174,6 +174,7 @@ fn a_seccomp_profile_gets_one_more_call_and_keeps_the_others() {
     let profile = folder.path().join("default.json");
     let conditional = r#"{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [
         {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"},
+        {"names": ["ustat", "userfaultfd"], "action": "SCMP_ACT_ERRNO"},
         {"names": ["userfaultfd"], "action": "SCMP_ACT_ALLOW", "includes": {"caps": ["CAP_SYS_PTRACE"]}}]}"#;
     fs::write(&profile, conditional).unwrap();
     let run = |path: &Path| {
@@ -183,10 +184,12 @@ fn a_seccomp_profile_gets_one_more_call_and_keeps_the_others() {
     let first = text(&run(&profile));
     let changed: serde_json::Value = serde_json::from_str(&first).unwrap();
     let rules = changed["syscalls"].as_array().unwrap();
-    assert_eq!(rules.len(), 3);
-    assert_eq!(rules[2]["names"][0], "userfaultfd");
-    assert_eq!(rules[2].as_object().unwrap().len(), 2, "for everybody: {first}");
+    assert_eq!(rules.len(), 4);
+    assert_eq!(rules[3]["names"][0], "userfaultfd");
+    assert_eq!(rules[3].as_object().unwrap().len(), 2, "for everybody: {first}");
     assert_eq!(rules[0]["names"][1], "write");
+    // As Podman's profile: a call that is denied by name.
+    assert_eq!(rules[1]["names"], serde_json::json!(["ustat"]));
     // A second run changes nothing.
     fs::write(&profile, &first).unwrap();
     assert_eq!(text(&run(&profile)), first);
