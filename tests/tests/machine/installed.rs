@@ -1,11 +1,14 @@
-//! The wheel and the tarball that `xtask dist` makes, installed by an ordinary user. The systems
-//! are roots of Debian 11, 12 and 13 without a compiler and a network.
+//! The wheel and the tarball that `xtask dist` makes, installed by an ordinary user, and an image
+//! in a container of Docker. The systems are roots of Debian 11, 12 and 13 without a compiler and a
+//! network.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 use uzswap_tests::{is_full, program};
 
 const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
@@ -67,22 +70,31 @@ fn tarball() -> PathBuf {
     made("uzswap-", "-x86_64-linux.tar.gz")
 }
 
-/// The root of a Debian release below target/, made once.
+/// The root of a Debian release with Python below target/, made once.
 fn root_of(suite: &str) -> PathBuf {
-    let root = target().join("roots").join(suite);
-    if !root.join("usr/bin/python3").exists() {
+    made_once(suite, suite, "python3,python3-venv")
+}
+
+fn made_once(name: &str, suite: &str, packages: &str) -> PathBuf {
+    let root = target().join("roots").join(name);
+    if !root.exists() {
         fs::create_dir_all(root.parent().unwrap()).unwrap();
-        let _ = fs::remove_dir_all(&root);
+        // An interrupted run starts anew.
+        let fresh = root.with_extension("new");
+        let _ = fs::remove_dir_all(&fresh);
         let mut make = Command::new("mmdebstrap");
-        make.args(["--quiet", "--variant=minbase", "--include=python3,python3-venv", suite]);
-        succeed(make.arg(&root).arg(MIRROR));
+        make.args(["--quiet", "--variant=minbase", "--include", packages, suite]);
+        succeed(make.arg(&fresh).arg(MIRROR));
+        fs::rename(fresh, &root).unwrap();
     }
     root
 }
 
 /// Runs a script in the root as an ordinary user without a network, in a folder /work with `files`.
-/// The mounts go with the namespace.
+/// One test at a time has that folder. The mounts go with the namespace.
 fn run_in(root: &Path, files: &[&Path], script: &str) -> Output {
+    static WORK: Mutex<()> = Mutex::new(());
+    let _one = WORK.lock().unwrap_or_else(PoisonError::into_inner);
     let home = root.join("work");
     let _ = fs::remove_dir_all(&home);
     fs::create_dir_all(&home).unwrap();
@@ -134,7 +146,9 @@ fn check(root: &Path, files: &[&Path], install: &str, command: &str) {
     let script = format!(
         "{install}\npython3 program.py\n{command} run --memory {MEMORY} -- python3 program.py\n"
     );
+    let began = Instant::now();
     let output = run_in(root, &files, &script);
+    let seconds = began.elapsed().as_secs_f64();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {}\n{said}", root.display(), output.status);
     let printed = String::from_utf8_lossy(&output.stdout);
@@ -142,11 +156,11 @@ fn check(root: &Path, files: &[&Path], install: &str, command: &str) {
     assert!(results.len() == 2 && results[0] == results[1], "{printed}\n{said}");
     assert!(said.contains("memory of") && said.contains("was kept small"), "{said}");
     assert!(!said.contains(" 0 processes") && !said.contains("runs without"), "{said}");
-    println!("{}: {}", root.display(), said.trim());
+    println!("{}: {seconds:.1} s in all\n{}", root.display(), said.trim());
 }
 
-/// The version of the C library that a file needs. A weak symbol may be missing, but not its version:
-/// one linker marks it as needed.
+/// The version of the C library that a file needs. A weak symbol may be missing, but not its
+/// version: one linker marks it as needed.
 fn glibc_of(file: &Path, objdump: &str) -> (u32, u32) {
     let output = succeed(Command::new(objdump).arg("-p").arg(file));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -229,4 +243,118 @@ fn the_tarball_is_unpacked_and_runs_on_debian_11_12_and_13() {
     for suite in SUITES {
         check(&root_of(suite), &[&tarball], &install, "./linked");
     }
+}
+
+/// Docker's engine, in a root and namespaces of its own: its processes, mounts and network end with
+/// those. `/base` is the system of the image, `/work` has the files.
+const ENGINE: &str = r#"
+    root=$1 base=$2 group=$3
+    mount --bind "$root" "$root"
+    mkdir -p "$root/base" && mount --bind -o ro "$base" "$root/base"
+    mount -t proc proc "$root/proc"
+    mkdir -p "$root/var/lib/docker"
+    for folder in /run /var/lib/docker; do mount -t tmpfs tmpfs "$root$folder"; done
+    for folder in /dev /sys; do mount --rbind "$folder" "$root$folder"; done
+    exec chroot "$root" sh -ec '
+        export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/work DOCKER_BUILDKIT=0
+        cd /work
+        dockerd --iptables=false --ip6tables=false --ip-forward=false --bridge=none \
+            --storage-driver=vfs --cgroup-parent="/$0" >dockerd.log 2>&1 &
+        engine=$!
+        for turn in $(seq 120); do docker info >/dev/null 2>&1 && break; sleep 1; done
+        sh -e ./script && status=0 || status=$?
+        kill $engine
+        wait $engine || true
+        exit $status' "$group"
+"#;
+
+/// The parent of the containers' groups.
+const GROUP: &str = "uzswap-test-engine";
+
+/// Removes the groups of containers, of a run that was killed too.
+struct Groups;
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let script = format!(
+            "find /sys/fs/cgroup -depth -type d -path '*/{GROUP}*' -exec rmdir {{}} + 2>/dev/null"
+        );
+        // There may be none; the test after this looks.
+        let _ = Command::new("sh").args(["-c", &script]).status();
+    }
+}
+
+/// The commands of docs/containers.md. The last three lines are the program's time, in ms, without
+/// a limit, by Docker's profile, and by the one with userfaultfd.
+const CONTAINERS: &str = r#"
+mkdir -p context
+cp uzswap-*.tar.gz context
+tar -C /base --one-file-system --exclude=./var/cache --exclude=./var/lib/apt --exclude=./work \
+    --exclude=./usr/share/doc --exclude=./usr/share/locale -c . | docker import - base >/dev/null
+version=$(ls uzswap-*-x86_64-linux.tar.gz | sed 's/uzswap-//; s/-x86_64.*//')
+docker build --quiet --network none --tag uzswap --build-arg BASE=base \
+    --build-arg VERSION=$version -f Dockerfile context >&2
+in_container() {
+    docker run --rm --network none -v /work:/work:ro -w /work "$@"
+}
+timed() {
+    began=$(date +%s%N)
+    "$@"
+    echo "ms $((($(date +%s%N) - began) / 1000000))" >>times
+}
+rm -f times
+limit="-m 110m --memory-swap 110m"
+timed in_container --entrypoint python3 uzswap program.py
+in_container $limit --entrypoint python3 uzswap program.py || echo "killed $?"
+timed in_container $limit uzswap run -- python3 program.py
+echo "the profile with userfaultfd:" >&2
+timed in_container $limit --security-opt seccomp=uzswap.json uzswap run -- python3 program.py
+cat times
+"#;
+
+#[test]
+fn an_image_runs_in_a_container_of_docker_with_its_default_profile() {
+    if is_skipped() {
+        return;
+    }
+    let packages = "docker.io,docker-cli,golang-github-containers-common";
+    let (root, base) = (made_once("engine", "trixie", packages), root_of("bookworm"));
+    let work = root.join("work");
+    let _ = fs::remove_dir_all(&work);
+    fs::create_dir_all(&work).unwrap();
+    // Without a fork. The pages that a fork copies by its writes do not wait for memory. They may
+    // take more than an eighth of the limit.
+    let has_fork = |line: &&str| line.contains("os.fork") || line.contains("os.wait");
+    let lines: Vec<_> = PROGRAM.lines().filter(|line| !has_fork(line)).collect();
+    fs::write(work.join("program.py"), lines.join("\n")).unwrap();
+    fs::write(work.join("script"), CONTAINERS).unwrap();
+    let docker = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/docker");
+    for file in [tarball(), docker.join("Dockerfile")] {
+        fs::copy(&file, work.join(file.file_name().unwrap())).unwrap();
+    }
+    let own = root.join("usr/share/containers/seccomp.json");
+    let profile = succeed(Command::new("python3").arg(docker.join("seccomp.py")).arg(own)).stdout;
+    fs::write(work.join("uzswap.json"), profile).unwrap();
+    let groups = Groups;
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig=KILL", "unshare", "--mount", "--net", "--pid", "--fork"]);
+    command.args(["--kill-child", "sh", "-ec", ENGINE, "sh"]).arg(&root).arg(&base).arg(GROUP);
+    let output = command.output().unwrap();
+    drop(groups);
+    let (printed, said) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let log = fs::read_to_string(work.join("dockerd.log")).unwrap_or_default();
+    assert!(output.status.success(), "{}: {printed}\n{said}\n{log}", output.status);
+    let results: Vec<_> = printed.lines().filter(|line| line.len() == MD5_DIGITS).collect();
+    assert!(
+        results.len() == 3 && results.iter().all(|one| *one == results[0]),
+        "{printed}\n{said}"
+    );
+    assert!(printed.contains("killed 137"), "the program fits in the limit: {printed}");
+    let (denied, permitted) = said.split_once("the profile with userfaultfd:").unwrap();
+    assert!(denied.contains("was kept small") && denied.contains("slower"), "{denied}");
+    assert!(permitted.contains("was kept small") && !permitted.contains("slower"), "{permitted}");
+    println!("{printed}\n{said}");
+    let left = Command::new("find").args(["/sys/fs/cgroup", "-name", GROUP]).output().unwrap();
+    assert!(left.stdout.is_empty(), "groups are left: {}", String::from_utf8_lossy(&left.stdout));
 }
