@@ -381,9 +381,25 @@ static int without_first(void) {
     pthread_exit(NULL);
 }
 
+// It ends with its last thread.
+static void say_end(void) { puts("the end"); }
+static void *last(void *given) {
+    usleep(300000);
+    return given;
+}
+static int ends_with_threads(void) {
+    pthread_t other;
+    atexit(say_end);
+    end_after(60);
+    grow();
+    pthread_create(&other, NULL, last, NULL);
+    pthread_exit(NULL);
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "copies", copies }, { "without_first", without_first },
+        { "ends_with_threads", ends_with_threads },
         { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },

@@ -239,10 +239,14 @@ fn watch(coming: own_threads::Coming) {
     looker::apart(pid_namespace::own).into_iter().for_each(|space| front.tree.settle(space));
     if !stage::is_taken_over() {
         if looker::apart(is_emulated) {
-            return refuse("an emulator makes its system calls (qemu-user, valgrind, proot)");
+            return stop_watching(
+                "an emulator makes its system calls (qemu-user, valgrind, proot)",
+            );
         }
         if looker::apart(pid_namespace::has_foreign_proc) {
-            return refuse("its /proc numbers processes otherwise (PID namespace without its own)");
+            return stop_watching(
+                "its /proc numbers processes otherwise (PID namespace without its own)",
+            );
         }
     }
     loop {
@@ -254,7 +258,7 @@ fn watch(coming: own_threads::Coming) {
                 AGENT.get().into_iter().for_each(|agent| agent.pager.set_suspended(false));
                 return looker::end();
             }
-            Action::Refuse(reason) => return refuse(reason),
+            Action::Refuse(reason) => return stop_watching(reason),
             Action::TakeOver { budget } => {
                 take_over(budget, &front.tree);
                 continue;
@@ -270,6 +274,9 @@ fn watch(coming: own_threads::Coming) {
             }
         };
         drop(at_work);
+        if threads::are_all_ours() {
+            threads::end_program();
+        }
         await_bell(&front.tree, &rung, wait);
     }
 }
@@ -317,6 +324,12 @@ fn refuse(reason: &str) {
     if stage::refuse() {
         leave_alone(reason);
     }
+}
+
+/// Gives the program up, with the thread that looks: a program ends with its last thread.
+fn stop_watching(reason: &str) {
+    refuse(reason);
+    looker::end();
 }
 
 /// Counts this program as left alone, and says why.

@@ -197,6 +197,11 @@ fn calls_see_their_memory_after_the_first_thread_has_ended() {
 }
 
 #[test]
+fn a_program_ends_with_its_last_thread() {
+    compare("calls.c", &["ends_with_threads"]);
+}
+
+#[test]
 fn a_file_that_a_program_changes_for_itself_is_named() {
     let folder = folder("calls.c");
     let with = run(folder.path(), &format!("{RUN} ./program copies"));

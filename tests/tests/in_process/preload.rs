@@ -449,7 +449,7 @@ const IMPORTS: &str = "
     pthread_key_create pthread_key_delete pthread_mutex_lock pthread_mutex_unlock
     pthread_once pthread_self pthread_setname_np pthread_setspecific pthread_sigmask
     __pthread_key_create __libc_current_sigrtmax __register_atfork __sigaction ssignal sysv_signal
-    raise sigaddset sigdelset sigfillset sigismember abort
+    raise sigaddset sigdelset sigfillset sigismember abort exit
     __errno_location environ getauxval gnu_get_libc_version
     sched_getaffinity sched_getcpu sysconf
     _dl_find_object dl_iterate_phdr dlsym __tls_get_addr __cxa_finalize
