@@ -4,6 +4,7 @@
 #include <semaphore.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 static unsigned char *memory;
@@ -423,11 +424,40 @@ static int stacks(void) {
     return 0;
 }
 
+// A child may have no thread: a handler of the program's, before ours, has limited it so.
+static void allow_no_threads(void) {
+    struct rlimit none = { 0, 0 };
+    setrlimit(RLIMIT_NPROC, &none);
+}
+static int wrong_in(const unsigned char *memory, size_t bytes, int value) {
+    int wrong = 0;
+    for (size_t i = 0; i < bytes; i += 512) wrong += memory[i] != value;
+    return wrong;
+}
+static int no_threads(void) {
+    unsigned char *memory = map(16 * MIB);
+    int status = -1;
+    memset(memory, 7, 16 * MIB);
+    pthread_atfork(NULL, NULL, allow_no_threads);
+    grow();
+    send_out(memory, 16 * MIB);
+    pid_t child = fork();
+    if (!child) {
+        unsigned char *more = map(20 * MIB);
+        memset(more, 3, 20 * MIB);
+        _exit(wrong_in(memory, 16 * MIB, 7) + wrong_in(more, 20 * MIB, 3) != 0);
+    }
+    waitpid(child, &status, 0);
+    printf("%d, %d wrong\n", status, wrong_in(memory, 16 * MIB, 7));
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
         { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
         { "stacks", stacks }, { "cleared", cleared },
+        { "no_threads", no_threads },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },

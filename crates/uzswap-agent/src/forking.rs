@@ -15,14 +15,13 @@
 //! `pthread_atfork`, or, if none was run, once the child asks for memory.
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, Inside, allocator, front, guests, inside, layout, thread};
+use crate::{Agent, Inside, allocator, front, guests, inside, layout, thread};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uzswap_region::BeforeFork;
-use uzswap_sys::process;
 use uzswap_tree::front::Front;
 
 /// While this exists, nothing of this library moves.
@@ -198,27 +197,4 @@ pub extern "C" fn in_child() -> bool {
     front().into_iter().for_each(Front::forked);
     stage::enter(Stage::Loaded);
     !was_busy
-}
-
-/// Starts our threads in a child that was made past the C library's `fork`, where no handler has
-/// done so.
-pub fn attend() {
-    if !stage::change(Stage::Bare, Stage::Managed) {
-        return;
-    }
-    let Some(agent) = AGENT.get() else { return };
-    let _inside = inside();
-    let has_threads = agent.pager.after_fork().is_ok();
-    front().into_iter().for_each(Front::forked);
-    if !has_threads || crate::start().is_err() {
-        crate::die(&["a forked process cannot have threads of its own"]);
-    }
-}
-
-/// Registers the handler that starts threads in children. Called once, after the pager is made.
-pub fn watch() -> io::Result<()> {
-    extern "C" fn in_child() {
-        attend();
-    }
-    process::at_fork(None, None, Some(in_child))
 }

@@ -25,6 +25,7 @@ mod allocator;
 mod alone;
 mod buffers;
 mod calls;
+mod children;
 mod decide;
 mod devices;
 mod fast_path;

@@ -2,7 +2,7 @@
 //! waits for that.
 
 use crate::stage::{self, Stage};
-use crate::{ask, decide, forking, front, inside, is_inside, ring, watch_from_now};
+use crate::{ask, children, decide, front, inside, is_inside, ring, watch_from_now};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_sys::process;
 use uzswap_tree::front::BARE;
@@ -80,7 +80,7 @@ pub fn want_take_over() -> bool {
 /// Makes a thread that asks for memory wait if it must.
 pub extern "C" fn wait() {
     if front().is_some_and(|front| front.waits.load(Relaxed) & BARE != 0) && !is_inside() {
-        forking::attend();
+        children::attend();
     }
     wait_while_taking();
     wait_for_turn();

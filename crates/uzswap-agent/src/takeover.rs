@@ -9,7 +9,8 @@
 
 use crate::stage::{self, Stage};
 use crate::{
-    AGENT, Agent, adoption, calls, devices, fast_path, forking, handlers, looker, restart, robust,
+    AGENT, Agent, adoption, calls, children, devices, fast_path, forking, handlers, looker,
+    restart, robust,
 };
 use crate::{layout, own_files, processes, seen, sharing, signals, stacks, threads, tree};
 use rustix::process::{Resource, getrlimit};
@@ -95,7 +96,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
         return Err(too_few_descriptors());
     }
     // Our handler is to run after the pager's own.
-    forking::watch().map_err(|error| said(&error))?;
+    children::watch().map_err(|error| said(&error))?;
     let own_files = files_of(&pager.descriptors());
     processes::keep(&pager.descriptors());
     fast_path::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);

@@ -324,6 +324,17 @@ fn all_ways_to_fork_make_the_same_child() {
 }
 
 #[test]
+fn a_child_that_may_have_no_thread_is_left_alone_and_named() {
+    for means in ["userfaultfd", "guards"] {
+        compare_with("forks.c", &["no_threads"], &format!("export UZSWAP_MEANS={means};"));
+    }
+    let folder = folder("forks.c");
+    let with = run(folder.path(), &format!("{RUN} ./program no_threads"));
+    let told = String::from_utf8_lossy(&with.stderr);
+    assert!(told.contains("it was forked where no thread can be started"), "{told}");
+}
+
+#[test]
 fn a_program_that_counts_its_threads_sees_its_own() {
     compare("forks.c", &["counts_itself"]);
 }
