@@ -452,12 +452,41 @@ static int no_threads(void) {
     return 0;
 }
 
+// The first thread ends; another one goes on.
+static unsigned char *kept;
+static void *goes_on(void *when) {
+    char said[8] = "";
+    int status = -1;
+    usleep(200000);
+    if (when) grow();
+    pid_t child = fork();
+    if (!child) _exit(wrong_in(kept, 16 * MIB, 7) != 0);
+    waitpid(child, &status, 0);
+    send_out(kept, 16 * MIB);
+    FILE *echo = popen("echo said", "r");
+    if (!echo || !fgets(said, sizeof said, echo)) exit(5);
+    printf("%d, %d wrong, %s", status, wrong_in(kept, 16 * MIB, 7), said);
+    exit(0);
+}
+static int first_ends(int is_early) {
+    pthread_t other;
+    kept = map(16 * MIB);
+    memset(kept, 7, 16 * MIB);
+    if (!is_early) grow();
+    end_after(60);
+    pthread_create(&other, NULL, goes_on, is_early ? kept : NULL);
+    pthread_exit(NULL);
+}
+static int first_ends_early(void) { return first_ends(1); }
+static int first_ends_late(void) { return first_ends(0); }
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
         { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
         { "stacks", stacks }, { "cleared", cleared },
         { "no_threads", no_threads },
+        { "first_ends_early", first_ends_early }, { "first_ends_late", first_ends_late },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },

@@ -126,6 +126,6 @@ fn is_own(file: i32, name: &str) -> bool {
     }
     let _inside = inside();
     let own = format!("/proc/{}/", std::process::id());
-    let path = std::fs::read_link(format!("/proc/self/fd/{file}"));
+    let path = std::fs::read_link(format!("/proc/thread-self/fd/{file}"));
     path.is_ok_and(|path| path.starts_with(&own) && path.ends_with(name))
 }

@@ -220,7 +220,7 @@ fn files_of(descriptors: &[i32]) -> Vec<(i32, Option<PathBuf>)> {
 }
 
 fn file_of(descriptor: i32) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/self/fd/{descriptor}")).ok()
+    fs::read_link(format!("/proc/thread-self/fd/{descriptor}")).ok()
 }
 
 /// True if a pager has its descriptors. The program may have closed some while its calls were not

@@ -85,8 +85,10 @@ impl OwnMemory {
 pub unsafe fn write_plainly(to: usize, from: &[u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
     let remote = libc::iovec { iov_base: to as *mut c_void, iov_len: from.len() };
+    // The first thread of the process may have ended, and has no memory then.
+    let me = rustix::thread::gettid().as_raw_nonzero().get();
     // SAFETY: reads `from`, and writes where the caller says; the kernel checks both.
-    let write = || unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+    let write = || unsafe { libc::process_vm_writev(me, &local, 1, &remote, 1, 0) };
     if write() == from.len() as isize {
         return Ok(());
     }

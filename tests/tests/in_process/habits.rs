@@ -335,6 +335,14 @@ fn a_child_that_may_have_no_thread_is_left_alone_and_named() {
 }
 
 #[test]
+fn a_program_goes_on_when_its_first_thread_has_ended() {
+    for means in ["userfaultfd", "guards"] {
+        let ends = ["first_ends_early", "first_ends_late"];
+        compare_with("forks.c", &ends, &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn a_program_that_counts_its_threads_sees_its_own() {
     compare("forks.c", &["counts_itself"]);
 }
