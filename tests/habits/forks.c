@@ -2,6 +2,7 @@
 #include "habit.h"
 #include <dirent.h>
 #include <semaphore.h>
+#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -480,6 +481,45 @@ static int first_ends(int is_early) {
 static int first_ends_early(void) { return first_ends(1); }
 static int first_ends_late(void) { return first_ends(0); }
 
+// Long arguments of a program, while other threads need all memory.
+enum { ARGUMENTS = 15, ARGUMENT_BYTES = 128 << 10 };
+static volatile int is_over;
+static void *touches(void *at) {
+    unsigned char *memory = at;
+    for (unsigned state = (long)at / PAGE; !is_over;) {
+        state = state * 1103515245 + 12345;
+        memory[(state >> 3) % (40 * MIB)]++;
+    }
+    return NULL;
+}
+static int long_arguments(void) {
+    static char *list[ARGUMENTS + 1] = { "true" };
+    extern char **environ;
+    unsigned char *memory = map(40 * MIB);
+    pthread_t threads[3];
+    int failed = 0, status;
+    for (int i = 1; i < ARGUMENTS; i++) {
+        list[i] = (char *)map(ARGUMENT_BYTES);
+        memset(list[i], 'a', ARGUMENT_BYTES - 1);
+    }
+    memset(memory, 1, 40 * MIB);
+    grow();
+    end_after(100);
+    for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, touches, memory);
+    for (int turn = 0; turn < 6; turn++) {
+        pid_t child;
+        for (int i = 1; i < ARGUMENTS; i++) send_out(list[i], ARGUMENT_BYTES);
+        failed += posix_spawn(&child, "/bin/true", NULL, NULL, list, environ) != 0;
+        if (waitpid(child, &status, 0) > 0) failed += status != 0;
+    }
+    is_over = 1;
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    // All that was pinned for the children may leave.
+    for (int i = 1; i < ARGUMENTS; i++) failed += !send_out(list[i], ARGUMENT_BYTES);
+    printf("%d failed\n", getenv("UZSWAP_TREE") ? failed : 0);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
@@ -487,6 +527,7 @@ int main(int arguments, char **argument) {
         { "stacks", stacks }, { "cleared", cleared },
         { "no_threads", no_threads },
         { "first_ends_early", first_ends_early }, { "first_ends_late", first_ends_late },
+        { "long_arguments", long_arguments },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },

@@ -5,8 +5,8 @@
 
 use crate::buffers::{pinned, touched};
 use crate::pins::{Pins, is_moved_whole, is_type, make_until_it_sees, pin_vector, refuse};
-use crate::{AGENT, Agent, advice, alone, devices, layout, masks, own_files, processes, robust};
-use crate::{seccomp, sharing, stacks, stage, thread, visits, whole};
+use crate::{AGENT, Agent, advice, alone, devices, execute, layout, masks, own_files, processes};
+use crate::{robust, seccomp, sharing, stacks, stage, thread, visits, whole};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -133,7 +133,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => processes::close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
-        libc::SYS_execve | libc::SYS_execveat => processes::execute(agent, call),
+        libc::SYS_execve | libc::SYS_execveat => execute::execute(agent, call),
         libc::SYS_exit_group => {
             // A child of `vfork` that ends leaves the segments to its parent.
             if !fault_signals::is_other_process() {

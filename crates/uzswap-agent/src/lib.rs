@@ -28,6 +28,7 @@ mod calls;
 mod children;
 mod decide;
 mod devices;
+mod execute;
 mod fast_path;
 mod forking;
 mod guests;

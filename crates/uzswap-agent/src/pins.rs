@@ -2,6 +2,7 @@
 
 use crate::{Agent, stage, thread};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
 
 /// The most bytes that are pinned for one call: pinned memory takes from the budget, and a length
@@ -16,7 +17,7 @@ const PART: u64 = 8;
 /// The bytes that are pinned of memory whose length the arguments do not tell: the longest path.
 pub const UNTOLD: u64 = 4096;
 /// How often a call that answers `EFAULT` is made again, once all memory is adopted.
-const TRIES: usize = 8;
+pub const TRIES: usize = 8;
 /// The pause before each further try until then. A page that is just being adopted cannot be pinned
 /// yet.
 const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
@@ -58,6 +59,14 @@ impl<'a> Pins<'a> {
     pub fn of_all(agent: &'a Agent, bytes: u64) -> Option<Self> {
         let mut pins = Self { left: bytes, ..Self::new(agent) };
         (pins.reserve(bytes) == bytes).then_some(pins)
+    }
+
+    /// The same for a call by which a process becomes another program. `None`: it shares this
+    /// memory (`vfork`), and nobody would unpin the pages.
+    pub fn of_last_call(agent: &'a Agent) -> Option<Self> {
+        let pins = Self::new(agent);
+        let is_known = !fault_signals::is_other_process() || pins.pinned.leave_to_parent();
+        is_known.then_some(pins)
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {

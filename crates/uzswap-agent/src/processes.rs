@@ -1,9 +1,9 @@
 //! Calls about signals, processes and descriptors.
 
+use crate::execute::bytes_of;
 use crate::pins::{Pins, make_until_it_sees, peek, peek_bytes, pin_touched, poke, refuse};
 use crate::signals::{self, KernelAction, ours};
-use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stacks, stage};
-use libc::c_long;
+use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stage};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -353,83 +353,4 @@ pub fn duplicate(call: &mut Call) -> Outcome {
         return refuse(call, libc::EBUSY);
     }
     Outcome::Bare
-}
-
-/// `execve`: the path and all strings are brought in, again if some have left meanwhile.
-pub fn execute(agent: &Agent, call: &mut Call) -> Outcome {
-    let _ = (0..8).any(|_| try_to_execute(agent, call));
-    Outcome::Done
-}
-
-/// True if no further try is needed.
-fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
-    let strings = match call.number as c_long {
-        libc::SYS_execve => [1, 2],
-        _ => [2, 3],
-    };
-    let path = call.arguments[strings[0] - 1];
-    bring_in_string(agent, path);
-    for list in strings.map(|argument| call.arguments[argument]) {
-        bring_in_list(agent, list);
-    }
-    let stack = stacks::disclaim();
-    // SAFETY: the call is the program's, made as it asked; if it is done, this is another program.
-    call.result = unsafe { raw(call.number, call.arguments) };
-    stack.map(stacks::set_in_kernel);
-    call.result != -i64::from(libc::EFAULT)
-}
-
-/// Brings memory in. It is not pinned: a child that shares this memory could not unpin it.
-fn bring_in(agent: &Agent, at: u64, bytes: usize) -> bool {
-    let mut pins = Pins::new(agent);
-    pins.pin(at, bytes as u64)
-}
-
-/// Brings a list of strings in, which ends with a null. The kernel will refuse it if a part cannot
-/// be read.
-fn bring_in_list(agent: &Agent, list: u64) {
-    let mut at = list;
-    while at != 0 {
-        bring_in(agent, at, 8);
-        let mut strings = [0u64; 32];
-        // Up to the end of the page, so that all that is asked for is there or none is.
-        let count = ((page_end(at) - at) as usize / 8).clamp(1, strings.len());
-        let read = peek_bytes(at, bytes_of(&mut strings[..count])) / 8;
-        for string in &strings[..read] {
-            if *string == 0 {
-                return;
-            }
-            bring_in_string(agent, *string);
-        }
-        if read == 0 {
-            return;
-        }
-        at += read as u64 * 8;
-    }
-}
-
-/// Brings a string in, page by page up to its end.
-fn bring_in_string(agent: &Agent, string: u64) {
-    let mut at = string;
-    while at != 0 && bring_in(agent, at, 1) {
-        let end = page_end(at);
-        while at < end {
-            let mut part = [0u8; 256];
-            let count = ((end - at) as usize).min(part.len());
-            let read = peek_bytes(at, &mut part[..count]);
-            if read < count || part[..read].contains(&0) {
-                return;
-            }
-            at += read as u64;
-        }
-    }
-}
-
-fn bytes_of(words: &mut [u64]) -> &mut [u8] {
-    // SAFETY: any bytes are words, and these are as many as the words have.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
-}
-
-fn page_end(at: u64) -> u64 {
-    (at | (PAGE_BYTES as u64 - 1)).saturating_add(1)
 }

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_calls::{Frame, raw};
 use uzswap_region::Pager;
+use uzswap_sys::fault_signals;
 
 /// Bytes that are reserved for long buffers.
 static RESERVED: AtomicU64 = AtomicU64::new(0);
@@ -179,6 +180,9 @@ pub struct Use {
     reserved: u64,
 }
 
+/// The call of a use by which a child that shares this memory becomes another program.
+const CHILDS: usize = usize::MAX;
+
 /// Gives reserved bytes back. A forked child begins with none, whatever its parent had.
 fn give_back(bytes: u64) {
     if bytes > 0 {
@@ -220,6 +224,15 @@ impl Use {
                 reserved: 0,
             }
         })
+    }
+
+    /// Has the thread's next call end this use. A child that shares this memory, and becomes
+    /// another program, never comes back; until then the thread stands still. `false`: nobody would
+    /// know of it.
+    pub fn leave_to_parent(&self) -> bool {
+        // SAFETY: as above.
+        let pins = unsafe { self.pins.as_ref() };
+        pins.inspect(|pins| pins.call.set(CHILDS)).is_some()
     }
 
     pub fn note(&mut self, range: Range<usize>) {
@@ -296,8 +309,12 @@ pub fn end_calls_before(here: usize) {
         thread.end_before(here);
         // SAFETY: as above.
         let Some(table) = (unsafe { thread.table.get().as_ref() }) else { return };
+        let is_over = |call| match call {
+            CHILDS => !fault_signals::is_other_process(),
+            _ => is_over(call, here),
+        };
         for pins in &table.0 {
-            if pins.id.load(Relaxed) != 0 && is_over(pins.call.get(), here) {
+            if pins.id.load(Relaxed) != 0 && is_over(pins.call.get()) {
                 pins.end();
             }
         }

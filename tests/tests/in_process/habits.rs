@@ -343,6 +343,11 @@ fn a_program_goes_on_when_its_first_thread_has_ended() {
 }
 
 #[test]
+fn a_program_is_started_with_long_arguments_while_others_need_all_memory() {
+    compare("forks.c", &["long_arguments"]);
+}
+
+#[test]
 fn a_program_that_counts_its_threads_sees_its_own() {
     compare("forks.c", &["counts_itself"]);
 }
