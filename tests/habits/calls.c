@@ -54,6 +54,7 @@ static int bad_pointers(void) {
     say("sigaction", syscall(SYS_rt_sigaction, SIGUSR1, 8L, 0, 8L));
     say("mask", syscall(SYS_rt_sigprocmask, SIG_BLOCK, 8L, 0, 8L));
     say("stack", syscall(SYS_sigaltstack, 8L, 0));
+    say("range", syscall(SYS_close_range, 50L, 30L, 0L));
     int status = 0;
     if (!fork()) {
         signal(SIGUSR1, SIG_IGN);

@@ -481,6 +481,95 @@ static int first_ends(int is_early) {
 static int first_ends_early(void) { return first_ends(1); }
 static int first_ends_late(void) { return first_ends(0); }
 
+// Threads, and a process, with a table of descriptors of their own, while forks change ours.
+static void fill(unsigned char *memory, size_t bytes) {
+    static unsigned long state = 88172645463325252;
+    for (size_t i = 0; i < bytes; i += 8) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        memcpy(memory + i, &state, 8);
+    }
+}
+static unsigned long sum_of(const unsigned char *memory, size_t bytes) {
+    unsigned long sum = 0, word;
+    for (size_t i = 0; i < bytes; i += 8) {
+        memcpy(&word, memory + i, 8);
+        sum = sum * 31 + word;
+    }
+    return sum;
+}
+enum { FILLED = 36 * MIB };
+static unsigned char *filled;
+static unsigned long expected;
+static void fork_and_fill(void) {
+    for (int i = 0; i < 2; i++) {
+        int status = -1;
+        pid_t child = fork();
+        if (!child) {
+            syscall(SYS_close_range, 3L, ~0U, 2L);
+            int is_same = sum_of(filled, FILLED) == expected;
+            fill(filled, FILLED);
+            expected = sum_of(filled, FILLED);
+            if (!fork()) _exit(sum_of(filled, FILLED) != expected);
+            wait(&status);
+            fill(filled, FILLED / 2);
+            _exit(!is_same + 2 * (status != 0));
+        }
+        waitpid(child, &status, 0);
+        printf("%d\n", status);
+        fill(filled, FILLED);
+        expected = sum_of(filled, FILLED);
+    }
+}
+static pthread_barrier_t turns;
+static void *with_own_descriptors(void *none) {
+    printf("%d\n", unshare(CLONE_FILES));
+    pthread_barrier_wait(&turns);
+    pthread_barrier_wait(&turns);
+    printf("%d\n", sum_of(filled, FILLED) == expected);
+    return none;
+}
+static int own_descriptors(void) {
+    filled = map(FILLED);
+    grow();
+    fill(filled, FILLED);
+    expected = sum_of(filled, FILLED);
+    end_after(100);
+    fork_and_fill();
+    printf("%ld\n", syscall(SYS_close_range, 3L, ~0U, 2L));
+    fork_and_fill();
+    printf("%d\n", sum_of(filled, FILLED) == expected);
+    return 0;
+}
+static int threads_descriptors(void) {
+    pthread_t other;
+    filled = map(FILLED);
+    grow();
+    end_after(100);
+    pthread_barrier_init(&turns, NULL, 2);
+    pthread_create(&other, NULL, with_own_descriptors, NULL);
+    pthread_barrier_wait(&turns);
+    fill(filled, FILLED);
+    expected = sum_of(filled, FILLED);
+    fork_and_fill();
+    pthread_barrier_wait(&turns);
+    pthread_join(other, NULL);
+    printf("%d\n", sum_of(filled, FILLED) == expected);
+    return 0;
+}
+static int own_descriptors_before(void) {
+    pthread_t other;
+    filled = map(FILLED);
+    pthread_barrier_init(&turns, NULL, 2);
+    pthread_create(&other, NULL, with_own_descriptors, NULL);
+    pthread_barrier_wait(&turns);
+    fill(filled, FILLED);
+    expected = sum_of(filled, FILLED);
+    grow();
+    pthread_barrier_wait(&turns);
+    pthread_join(other, NULL);
+    return 0;
+}
+
 // Long arguments of a program, while other threads need all memory.
 enum { ARGUMENTS = 15, ARGUMENT_BYTES = 128 << 10 };
 static volatile int is_over;
@@ -524,9 +613,10 @@ int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "locked", locked }, { "locked_and_short", locked_and_short }, { "stopped", stopped },
         { "ways", ways }, { "traces", traces }, { "ahead", ahead }, { "confined", confined },
-        { "stacks", stacks }, { "cleared", cleared },
-        { "no_threads", no_threads },
+        { "stacks", stacks }, { "cleared", cleared }, { "no_threads", no_threads },
         { "first_ends_early", first_ends_early }, { "first_ends_late", first_ends_late },
+        { "own_descriptors", own_descriptors }, { "threads_descriptors", threads_descriptors },
+        { "own_descriptors_before", own_descriptors_before },
         { "long_arguments", long_arguments },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },

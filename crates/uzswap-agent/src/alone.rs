@@ -5,7 +5,7 @@ use crate::{AGENT, inside, say, stage, threads};
 use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
-use uzswap_calls::{Call, Outcome, raw, stop};
+use uzswap_calls::{raw, stop};
 use uzswap_sys::own_threads;
 
 /// A request to the watching thread to end, in any stage of the program.
@@ -65,8 +65,8 @@ fn of_program() -> usize {
     stop::threads().map_or(usize::MAX, |all| all.len().saturating_sub(threads::ours().len()))
 }
 
-/// The same for a program that counts its threads itself: a thread of ours that begins or ends may
-/// be unknown for a moment.
+/// The same once threads of ours that begin or end are known, or after a moment; also for a program
+/// that counts its threads itself.
 pub extern "C" fn count() -> u64 {
     let mut looks = 0;
     while looks < LOOKS && !is_alone() {
@@ -80,13 +80,6 @@ fn pause() {
     let pause = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
     // SAFETY: sleeps; a signal ends it early.
     unsafe { raw(libc::SYS_nanosleep as u64, [&raw const pause as u64, 0, 0, 0, 0, 0]) };
-}
-
-/// The same for a replaced call.
-pub fn on_call(call: &mut Call) -> Outcome {
-    let [first, second, ..] = call.arguments;
-    call.result = self::call(call.number as c_long, first, second);
-    Outcome::Done
 }
 
 pub fn end_watching() {

@@ -5,8 +5,8 @@
 
 use crate::buffers::{pinned, touched};
 use crate::pins::{Pins, is_moved_whole, is_type, make_until_it_sees, pin_vector, refuse};
-use crate::{AGENT, Agent, advice, alone, devices, execute, layout, masks, own_files, processes};
-use crate::{robust, seccomp, sharing, stacks, stage, thread, visits, whole};
+use crate::{AGENT, Agent, advice, descriptors, devices, execute, layout, masks, own_files};
+use crate::{processes, robust, seccomp, sharing, stacks, stage, thread, visits, whole};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -131,7 +131,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_getrlimit | libc::SYS_setrlimit => processes::limit(agent, call, &[1]),
         libc::SYS_prlimit64 => processes::limit(agent, call, &[2, 3]),
         libc::SYS_close => processes::close(call),
-        libc::SYS_close_range => processes::close_range(call),
+        libc::SYS_close_range => descriptors::on_close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => execute::execute(agent, call),
         libc::SYS_exit_group => {
@@ -141,7 +141,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
             }
             Outcome::Bare
         }
-        libc::SYS_unshare | libc::SYS_setns => alone::on_call(call),
+        libc::SYS_unshare | libc::SYS_setns => descriptors::on_unshare(call),
         libc::SYS_pselect6 => masks::select(agent, call),
         number => match masks::argument(number) {
             Some(at) => masks::without_ours(agent, call, at),

@@ -1,6 +1,6 @@
 //! The functions that the preloaded library calls in this one, once it has loaded it.
 
-use crate::{alone, devices, forking, request, thread_locals, visits};
+use crate::{alone, descriptors, devices, forking, request, thread_locals, visits};
 use libc::{c_int, pid_t, sigaction as Action};
 use std::ptr;
 use uzswap_region::signals;
@@ -27,7 +27,7 @@ static HOOKS: Hooks = Hooks {
     sigaction,
     signal,
     sysv_signal,
-    alone: alone::call,
+    alone: descriptors::unshare,
     threads: alone::count,
     hands_over: devices::note,
     visit: visits::on_early_call,

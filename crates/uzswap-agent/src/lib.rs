@@ -27,6 +27,7 @@ mod buffers;
 mod calls;
 mod children;
 mod decide;
+mod descriptors;
 mod devices;
 mod execute;
 mod fast_path;

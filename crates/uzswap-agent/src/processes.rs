@@ -327,6 +327,10 @@ pub fn close(call: &mut Call) -> Outcome {
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let [first, last] = [first, last].map(|bound| u64::from(bound as u32));
+    if first > last {
+        // The kernel refuses it.
+        return Outcome::Bare;
+    }
     let mut kept: Vec<u64> = {
         let _inside = inside();
         let ours = DESCRIPTORS.iter().map(|ours| ours.load(Relaxed)).filter(|ours| *ours >= 0);

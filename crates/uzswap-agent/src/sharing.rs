@@ -6,6 +6,8 @@
 //! them at the same time. A thread whose block the C library has not made has none. So a program
 //! that is about to make such a thread is left alone, and one that has one is not taken over. A
 //! child of `vfork` has its parent's block, too, but the parent stands still.
+//!
+//! The same holds for a thread with its own table of descriptors ([`crate::descriptors`]).
 
 use crate::seccomp::leave;
 use crate::{Agent, looker, robust};
@@ -17,8 +19,11 @@ use uzswap_sys::{fault_signals, process};
 pub fn before_clone(agent: &Agent, flags: u64) {
     const BORROWED: u64 = libc::CLONE_VFORK as u64;
     const OF_THREAD: u64 = (libc::CLONE_THREAD | libc::CLONE_SETTLS) as u64;
+    const FILES: u64 = libc::CLONE_FILES as u64;
     if flags & BORROWED == 0 && flags & OF_THREAD != OF_THREAD {
         leave_alone(agent, MAKES);
+    } else if flags & BORROWED == 0 && flags & FILES == 0 {
+        leave_alone(agent, PARTS);
     }
 }
 
@@ -29,6 +34,7 @@ fn leave_alone(agent: &Agent, reason: &str) {
     }
 }
 
+const PARTS: &str = "it makes a thread with descriptors of its own (clone)";
 const MAKES: &str = "it makes a thread past the C library, without variables of its own (clone)";
 const MOVES: &str = "it gives a thread other variables than the C library has made (arch_prctl)";
 
@@ -57,15 +63,28 @@ pub fn find(ours: &[i32]) -> Option<Sharer> {
 
 /// As [`find`], among the threads alone. A new thread has its list in a moment.
 pub fn find_thread(ours: &[i32]) -> Option<Sharer> {
-    looker::apart(|| thread(ours))
+    let me = rustix::thread::gettid().as_raw_nonzero().get();
+    looker::apart(|| thread(ours).or_else(|| apart(ours, me)))
 }
 
-/// Its kind and number.
-pub type Sharer = (&'static str, i32);
+/// Its kind and number, and the reason.
+pub type Sharer = (&'static str, i32, &'static str);
+
+const VARIABLES: &str = "the variables of another thread";
+const DESCRIPTORS: &str = "descriptors of its own";
 
 /// The reason why the program cannot be taken over.
-pub fn reason((kind, number): Sharer) -> String {
-    format!("its {kind} {number} has the variables of another thread")
+pub fn reason((kind, number, has): Sharer) -> String {
+    format!("its {kind} {number} has {has}")
+}
+
+/// A thread that does not have its descriptors in common with one of ours.
+fn apart(ours: &[i32], me: i32) -> Option<Sharer> {
+    let is_apart = |thread: &i32| {
+        let is_programs = *thread != me && !ours.contains(thread);
+        is_programs && process::has_other_descriptors(*thread, me) && !is_over(*thread)
+    };
+    stop::threads().ok()?.into_iter().find(is_apart).map(|one| ("thread", one, DESCRIPTORS))
 }
 
 fn thread(ours: &[i32]) -> Option<Sharer> {
@@ -74,7 +93,7 @@ fn thread(ours: &[i32]) -> Option<Sharer> {
         return None;
     }
     let is_bare = |thread: &i32| !ours.contains(thread) && !has_list(*thread) && !is_over(*thread);
-    stop::threads().ok()?.into_iter().find(is_bare).map(|thread| ("thread", thread))
+    stop::threads().ok()?.into_iter().find(is_bare).map(|one| ("thread", one, VARIABLES))
 }
 
 fn child() -> Option<Sharer> {
@@ -84,7 +103,8 @@ fn child() -> Option<Sharer> {
         let numbers = listed.unwrap_or_default();
         numbers.split_whitespace().filter_map(|one| one.parse().ok()).collect::<Vec<i32>>()
     });
-    children.find(|child| process::has_parents_memory(*child)).map(|child| ("child", child))
+    let has_memory = |child: &i32| process::has_parents_memory(*child);
+    children.find(has_memory).map(|child| ("child", child, VARIABLES))
 }
 
 /// True if a thread has a list of robust locks, as each has that the C library made.

@@ -280,6 +280,15 @@ pub fn has_parents_memory(pid: i32) -> bool {
     parent.is_some_and(|one| unsafe { libc::syscall(libc::SYS_kcmp, pid, one, MEMORY, 0, 0) } == 0)
 }
 
+/// True if a thread has another table of descriptors than another one. Never true where the kernel
+/// does not compare them.
+pub fn has_other_descriptors(thread: i32, other: i32) -> bool {
+    /// KCMP_FILES of the kernel.
+    const FILES: i32 = 2;
+    // SAFETY: takes numbers.
+    unsafe { libc::syscall(libc::SYS_kcmp, thread, other, FILES, 0, 0) > 0 }
+}
+
 /// True if any thread of the process with this number has memory. Such a thread may execute code,
 /// or the kernel may write to the memory for it. A killed thread gives up its memory before it
 /// closes its files, which may take for ever: so no thread has memory long before [`is_gone`].

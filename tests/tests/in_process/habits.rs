@@ -348,6 +348,22 @@ fn a_program_is_started_with_long_arguments_while_others_need_all_memory() {
 }
 
 #[test]
+fn descriptors_that_a_process_shares_with_nobody_are_its_own() {
+    compare("forks.c", &["own_descriptors", "threads_descriptors"]);
+}
+
+#[test]
+fn a_thread_with_descriptors_of_its_own_is_named() {
+    let folder = folder("forks.c");
+    for habit in ["threads_descriptors", "own_descriptors_before"] {
+        let with = run(folder.path(), &format!("{RUN} ./program {habit}"));
+        assert_eq!(said(&with), said(&run(folder.path(), &format!("./program {habit}"))));
+        let told = String::from_utf8_lossy(&with.stderr);
+        assert!(told.contains("has descriptors of its own"), "{habit}: {told}");
+    }
+}
+
+#[test]
 fn a_program_that_counts_its_threads_sees_its_own() {
     compare("forks.c", &["counts_itself"]);
 }
