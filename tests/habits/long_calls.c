@@ -6,6 +6,7 @@
 #include <linux/mempolicy.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 
@@ -212,8 +213,35 @@ static int devices(void) {
     return 0;
 }
 
+// Memory that is given to a pipe page by page: as much as the pipe has room for.
+static int pipes(void) {
+    unsigned char *memory = map(2 * MIB), seen[64];
+    char name[] = "pipe.XXXXXX";
+    int ends[2];
+    if (close(mkstemp(name)) || unlink(name) || mkfifo(name, 0600) || pipe(ends)) return 2;
+    int named = open(name, O_RDWR);
+    unlink(name);
+    memset(memory, 7, 2 * MIB);
+    grow();
+    end_after(20);
+    send_out(memory, 2 * MIB);
+    struct iovec whole = { memory + 100, MIB }, two[] = { { memory, 5000 }, { memory + MIB, 100 } };
+    say("whole", vmsplice(ends[1], &whole, 1, 0));
+    say("full", vmsplice(ends[1], &whole, 1, SPLICE_F_NONBLOCK));
+    say("two", vmsplice(named, two, 2, SPLICE_F_NONBLOCK));
+    say("rest", vmsplice(named, &whole, 1, SPLICE_F_NONBLOCK));
+    send_out(memory, 2 * MIB);
+    say("out", vmsplice(ends[0], &(struct iovec){ memory + MIB, 9000 }, 1, 0));
+    printf("%d %d\n", memory[MIB], memory[MIB + 8999]);
+    say("bad", vmsplice(ends[1], &(struct iovec){ (void *)16, 5 }, 1, 0));
+    say("read", read(named, seen, sizeof seen));
+    printf("%d\n", seen[63]);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
+        { "pipes", pipes },
         { "waits_for_many", waits_for_many }, { "filters", filters }, { "nodes", nodes },
         { "many_messages", many_messages }, { "streams", streams }, { "copies", copies },
         { "devices", devices },

@@ -4,9 +4,9 @@
 //! `stacks`.
 
 use crate::buffers::{pinned, touched};
-use crate::pins::{Pins, is_moved_whole, is_type, make_until_it_sees, pin_vector, refuse};
+use crate::pins::{Pins, is_moved_whole, refuse};
 use crate::{AGENT, Agent, advice, descriptors, devices, execute, layout, masks, own_files};
-use crate::{processes, robust, seccomp, sharing, stacks, stage, thread, visits, whole};
+use crate::{processes, robust, seccomp, sharing, splice, stacks, stage, thread, visits, whole};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome, raw};
@@ -98,7 +98,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             transfer(agent, call)
         }
-        libc::SYS_vmsplice => splice(agent, call),
+        libc::SYS_vmsplice => splice::splice(agent, call),
         libc::SYS_mmap => layout::map(agent, call),
         libc::SYS_munmap => layout::unmap(agent, call),
         libc::SYS_brk => layout::grow_heap(agent, call),
@@ -188,34 +188,6 @@ fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
             return Outcome::Done;
         }
     }
-}
-
-/// `vmsplice`: the kernel would use the pages after the call, when they may leave. So the data are
-/// copied, as the kernel does where a pipe cannot take pages.
-fn splice(agent: &Agent, call: &mut Call) -> Outcome {
-    let [file, vector, count, flags, ..] = call.arguments;
-    const NO_WAIT: u64 = 2;
-    let is_reader = file_flags(file) & libc::O_ACCMODE as i64 == libc::O_RDONLY as i64;
-    let number = match (is_reader, flags & NO_WAIT != 0) {
-        _ if !is_type(file as i32, libc::S_IFIFO) => return refuse(call, libc::EBADF),
-        (true, false) => libc::SYS_readv,
-        (false, false) => libc::SYS_writev,
-        (true, true) => libc::SYS_preadv2,
-        (false, true) => libc::SYS_pwritev2,
-    };
-    let mut pins = Pins::new(agent);
-    pin_vector(&mut pins, vector, count);
-    // No position in the file: `readv` and `writev` do not read that argument.
-    let arguments = [file, vector, count, u64::MAX, u64::MAX, libc::RWF_NOWAIT as u64];
-    let mut copied = Call { number: number as u64, arguments, result: 0 };
-    make_until_it_sees(agent, &mut copied, &[1]);
-    call.result = copied.result;
-    Outcome::Done
-}
-
-fn file_flags(file: u64) -> i64 {
-    // SAFETY: asks only.
-    unsafe { raw(libc::SYS_fcntl as u64, [file, libc::F_GETFL as u64, 0, 0, 0, 0]) }
 }
 
 /// `process_madvise` of a process's own memory. Advice that drops pages gets the answer of kernels

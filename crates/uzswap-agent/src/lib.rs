@@ -50,6 +50,7 @@ mod seccomp;
 mod seen;
 mod sharing;
 mod signals;
+mod splice;
 mod stacks;
 mod stage;
 mod takeover;

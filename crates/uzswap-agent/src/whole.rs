@@ -69,7 +69,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
 
 /// Maps memory that does not leave, neither the program's nor the pager's. The use that notes it
 /// unmaps it.
-fn map(bytes: u64) -> Option<Range<usize>> {
+pub fn map(bytes: u64) -> Option<Range<usize>> {
     let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
     let wanted = place::next(bytes as usize) as u64;
@@ -82,21 +82,33 @@ fn map(bytes: u64) -> Option<Range<usize>> {
 fn copy_parts(agent: &Agent, given: GivenMemory, to: Range<usize>) -> usize {
     let mut done = to.start;
     for (at, bytes) in given.parts() {
-        let mut from = at;
-        let end = at.saturating_add(bytes);
-        while from < end && done < to.end {
-            let count = (end - from).min(PART).min((to.end - done) as u64) as usize;
-            let mut pins = Pins::new(agent);
-            pins.pin(from, count as u64);
-            // SAFETY: the caller's own mapping, of which nobody else knows.
-            let part = unsafe { std::slice::from_raw_parts_mut(done as *mut u8, count) };
-            let read = peek_bytes(from, part);
-            done += read;
-            if read < count {
-                return done - to.start;
-            }
-            from += count as u64;
+        let wanted = bytes.min((to.end - done) as u64);
+        let copied = copy_part(agent, (at, wanted), done);
+        done += copied;
+        if (copied as u64) < wanted {
+            break;
         }
     }
     done - to.start
+}
+
+/// Copies a buffer as far as it can be read, to a mapping of the caller's of which nobody else
+/// knows; returns the number of bytes.
+pub fn copy_part(agent: &Agent, (at, bytes): (u64, u64), to: usize) -> usize {
+    let mut done = 0;
+    while done < bytes {
+        let count = (bytes - done).min(PART) as usize;
+        let from = at.wrapping_add(done);
+        let mut pins = Pins::new(agent);
+        pins.pin(from, count as u64);
+        // SAFETY: the caller's own mapping.
+        let part =
+            unsafe { std::slice::from_raw_parts_mut((to + done as usize) as *mut u8, count) };
+        let read = peek_bytes(from, part);
+        done += read as u64;
+        if read < count {
+            break;
+        }
+    }
+    done as usize
 }

@@ -342,7 +342,7 @@ pub static ROWS: &[Row] = &[
     row(275, "splice", Touched(&[1, 3])),
     row(276, "tee", Left),
     row(277, "sync_file_range", Left),
-    row(278, "vmsplice", Own("as writev or readv: the kernel would go on using the pages")),
+    row(278, "vmsplice", Own("a pipe gets a copy: the kernel would go on using the pages")),
     row(279, "move_pages", Pinned(&[Each(2, 1, 8), Each(3, 1, 4), Each(4, 1, 4)])),
     row(280, "utimensat", Touched(&[1, 2])),
     row(281, "epoll_pwait", Own("SIGBUS and SIGILL are never blocked")),

@@ -438,6 +438,11 @@ fn calls_that_move_more_than_is_pinned_at_once_move_all_of_it() {
 }
 
 #[test]
+fn a_pipe_gets_as_much_of_a_program_s_memory_as_it_has_room_for() {
+    compare("long_calls.c", &["pipes"]);
+}
+
+#[test]
 fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
     compare("calls.c", &["ring"]);
 }

@@ -1,0 +1,75 @@
+//! `vmsplice`: the kernel would go on using the program's pages after the call, when they may
+//! leave. So a pipe gets pages of ours with the same bytes. They begin at the same places in their
+//! pages, so that as many of them fit. From a pipe the kernel copies.
+
+use crate::pins::{
+    BUFFERS_MAX, GivenMemory, Pins, is_type, make_once, make_until_it_sees, pin_vector, refuse,
+};
+use crate::{Agent, layout, thread, whole};
+use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::map::PAGE_BYTES;
+
+/// See the module.
+pub fn splice(agent: &Agent, call: &mut Call) -> Outcome {
+    let [file, vector, count, ..] = call.arguments;
+    layout::await_complete();
+    let mut pins = Pins::new(agent);
+    let is_reader = ask(file, libc::F_GETFL) & i64::from(libc::O_ACCMODE) == libc::O_RDONLY.into();
+    if is_reader || !is_type(file as i32, libc::S_IFIFO) {
+        pin_vector(&mut pins, vector, count);
+        make_until_it_sees(agent, call, &[1]);
+        return Outcome::Done;
+    }
+    pins.pin(vector, count.min(BUFFERS_MAX) * size_of::<libc::iovec>() as u64);
+    match GivenMemory::list(vector, count) {
+        Some(given) if given.bytes() > 0 => give_copy(agent, call, given),
+        // The kernel refuses the list, or does nothing.
+        _ => make_once(call),
+    }
+    Outcome::Done
+}
+
+/// Asks for a number of a descriptor.
+fn ask(file: u64, command: i32) -> i64 {
+    // SAFETY: asks only.
+    unsafe { raw(libc::SYS_fcntl as u64, [file, command as u64, 0, 0, 0, 0]) }
+}
+
+/// Gives a pipe a copy of as many bytes as it has room for, at most.
+fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
+    let most = ask(call.arguments[0], libc::F_GETPIPE_SZ).max(PAGE_BYTES as i64) as u64;
+    // A buffer takes a page of the pipe, however short it is.
+    let buffers = most / PAGE_BYTES as u64;
+    let parts = given.parts().filter(|(_, bytes)| *bytes > 0).take(buffers as usize);
+    let list_bytes =
+        (buffers * size_of::<libc::iovec>() as u64).next_multiple_of(PAGE_BYTES as u64);
+    let mut used = thread::Use::begin();
+    let Some(copy) = whole::map(list_bytes + most + (buffers + 1) * PAGE_BYTES as u64) else {
+        call.result = -i64::from(libc::ENOMEM);
+        return;
+    };
+    used.note_mapping(copy.clone());
+    let list = copy.start as *mut libc::iovec;
+    let (mut to, mut left, mut number) = (copy.start + list_bytes as usize, most, 0);
+    for (at, bytes) in parts {
+        let wanted = bytes.min(left);
+        let place = to + at as usize % PAGE_BYTES;
+        let copied = whole::copy_part(agent, (at, wanted), place);
+        let part = libc::iovec { iov_base: place as *mut _, iov_len: copied };
+        // SAFETY: the mapping has room for as many, at its beginning; it is ours alone.
+        unsafe { list.add(number).write(part) };
+        (number, left) = (number + 1, left - copied as u64);
+        to = (place + copied).next_multiple_of(PAGE_BYTES);
+        if (copied as u64) < bytes {
+            break;
+        }
+    }
+    if left == most {
+        // Its first byte cannot be read.
+        refuse(call, libc::EFAULT);
+        return;
+    }
+    let [file, _, _, flags, ..] = call.arguments;
+    // SAFETY: the program's call, of a copy of its memory, which nobody changes.
+    call.result = unsafe { raw(call.number, [file, list as u64, number as u64, flags, 0, 0]) };
+}
