@@ -239,9 +239,70 @@ static int pipes(void) {
     return 0;
 }
 
+// Lengths beyond all memory are refused, and nothing is moved.
+static int beyond(void) {
+    unsigned char *memory = map(LONG);
+    char name[] = "file.XXXXXX";
+    int file = mkstemp(name), ends[2];
+    size_t lengths[] = { -1, 1UL << 63, 1UL << 47, -1UL - (size_t)memory };
+    unlink(name);
+    memset(memory, 7, LONG);
+    if (write(file, memory, LONG) != LONG || pipe(ends)) return 2;
+    grow();
+    memset(memory, 9, LONG);
+    fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    for (int i = 0; i < 4; i++) {
+        lseek(file, 0, SEEK_SET);
+        say("read", read(file, memory, lengths[i]));
+        say("pread", pread(file, memory, lengths[i], 0));
+        say("write", write(file, memory, lengths[i]));
+        say("to a pipe", write(ends[1], memory, lengths[i]));
+        printf("%d at %ld of %ld\n", memory[MIB], (long)lseek(file, 0, SEEK_CUR), (long)lseek(file, 0, SEEK_END));
+    }
+    return 0;
+}
+
+// Threads that read one open file get whole blocks.
+enum { BLOCK_BYTES = 8 * MIB, NUMBERS = 12 * BLOCK_BYTES / 4 };
+static int numbered, torn, by_list;
+static void *reads(void *to) {
+    unsigned *block = to;
+    struct iovec parts[] = { { to, 5 * MIB }, { to + 5 * MIB, BLOCK_BYTES - 5 * MIB } };
+    for (;;) {
+        long bytes = by_list ? readv(numbered, parts, 2) : read(numbered, to, BLOCK_BYTES);
+        if (bytes <= 0) return NULL;
+        for (long i = 1; i < bytes / 4; i++)
+            if (block[i] != block[i - 1] + 1) {
+                __sync_fetch_and_add(&torn, 1);
+                break;
+            }
+    }
+}
+static int positions(void) {
+    char name[] = "numbers.XXXXXX";
+    unsigned *numbers = (void *)map(MIB), next = 0;
+    unsigned char *blocks[2] = { map(BLOCK_BYTES), map(BLOCK_BYTES) };
+    pthread_t other;
+    numbered = mkstemp(name);
+    unlink(name);
+    while (next < NUMBERS - 1000) {
+        for (int i = 0; i < MIB / 4; i++) numbers[i] = next++;
+        if (write(numbered, numbers, MIB) != MIB) return 2;
+    }
+    grow();
+    for (by_list = 0; by_list < 2; by_list++) {
+        lseek(numbered, 0, SEEK_SET);
+        pthread_create(&other, NULL, reads, blocks[1]);
+        reads(blocks[0]);
+        pthread_join(other, NULL);
+        printf("%d torn, at %ld\n", torn, (long)lseek(numbered, 0, SEEK_CUR));
+    }
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
-        { "pipes", pipes },
+        { "pipes", pipes }, { "beyond", beyond }, { "positions", positions },
         { "waits_for_many", waits_for_many }, { "filters", filters }, { "nodes", nodes },
         { "many_messages", many_messages }, { "streams", streams }, { "copies", copies },
         { "devices", devices },

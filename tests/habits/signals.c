@@ -1,5 +1,7 @@
 // Handlers of signals: their stacks, the state that they see, and the ways to leave them.
 #include "habit.h"
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <alloca.h>
 #include <dlfcn.h>
@@ -419,6 +421,58 @@ static int rings_in_threads(void) {
     _exit(0);
 }
 
+// A handler leaves a call that waits for another stack, whose calls send the call's memory out.
+static ucontext_t begins, waits, goes_on;
+static unsigned char *awaited;
+static int is_waiting, way, wire[2];
+static long answer;
+static void switches(int signal) {
+    (void)signal;
+    if (__sync_bool_compare_and_swap(&is_waiting, 1, 0)) swapcontext(&waits, &goes_on);
+}
+static void waits_there(void) {
+    struct iovec part = { awaited, 100 };
+    is_waiting = 1;
+    answer = way == 0 ? read(wire[0], awaited, 100)
+        : way == 1 ? read(wire[0], awaited, MIB / 2)
+        : way == 2 ? readv(wire[0], &part, 1)
+                   : recv(wire[0], awaited, 100, 0);
+    is_waiting = 0;
+    swapcontext(&waits, &begins);
+}
+static void goes_on_there(void) {
+    unsigned char is_there;
+    for (int i = 0; i < 3; i++) send_out(awaited, MIB);
+    mincore(awaited, PAGE, &is_there);
+    if (write(wire[1], "hello", 6) != 6) abort();
+    swapcontext(&goes_on, &waits);
+}
+static int preempted(void) {
+    unsigned char *stacks = map(8 * MIB);
+    grow();
+    end_after(30);
+    set(SIGUSR2, SA_RESTART, switches);
+    for (way = 0; way < 4; way++) {
+        awaited = map(MIB);
+        memset(awaited, 7, MIB);
+        if (way < 3 ? pipe(wire) : socketpair(AF_UNIX, SOCK_STREAM, 0, wire)) abort();
+        getcontext(&waits);
+        getcontext(&goes_on);
+        waits.uc_stack = (stack_t){ .ss_sp = stacks, .ss_size = MIB };
+        goes_on.uc_stack = (stack_t){ .ss_sp = stacks + 4 * MIB, .ss_size = MIB };
+        makecontext(&waits, waits_there, 0);
+        makecontext(&goes_on, goes_on_there, 0);
+        timer_t timer;
+        struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2 };
+        struct itimerspec when = { .it_value = { 0, 100000000 } };
+        if (timer_create(CLOCK_MONOTONIC, &event, &timer)) abort();
+        timer_settime(timer, 0, &when, NULL);
+        swapcontext(&begins, &waits);
+        printf("%ld %.6s\n", answer, answer > 0 ? (char *)awaited : "");
+    }
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "large_frames", large_frames }, { "places", places }, { "early_stack", early_stack },
@@ -427,6 +481,7 @@ int main(int arguments, char **argument) {
         { "tells_where", tells_where }, { "small_stacks", small_stacks },
         { "small_stack_waits", small_stack_waits },
         { "nothing_queued", nothing_queued }, { "past_other_libraries", past_other_libraries },
+        { "preempted", preempted },
         { "rings_in_threads", rings_in_threads }, { "many_small_stacks", many_small_stacks },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

@@ -1,9 +1,10 @@
 //! Calls whose arguments refer to memory: the memory is pinned during the call.
 
 use crate::pins::{
-    GivenMemory, MOST, Pins, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
-    pin_message, pin_touched, pin_vector, used_of_futex,
+    GivenMemory, MOST, Pins, TRIES, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
+    moves_nothing_by_error, pin_message, pin_touched, pin_vector, used_of_futex,
 };
+use crate::transfer::TakenPart;
 use crate::{Agent, layout, own_files, parts, stage, whole};
 use libc::c_long;
 use uzswap_calls::table::Buffer;
@@ -41,6 +42,18 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
         // All memory of the call is present. A second try after `EFAULT` would lose a message that
         // the first one has taken.
         make_once(call);
+        let mut tries = 0;
+        while call.result == -i64::from(libc::EFAULT)
+            && !pins.is_empty()
+            && tries < TRIES
+            && moves_nothing_by_error(call)
+        {
+            // Another thread has changed the mapping, or a handler let go of the pages.
+            drop(pins);
+            pins = pin_all(agent, call, buffers);
+            make_once(call);
+            tries += 1;
+        }
     } else {
         make(agent, call);
     }
@@ -59,34 +72,56 @@ fn is_read_of_file(call: &Call) -> bool {
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
     let Some(given) = GivenMemory::list(list, count) else { return false };
+    // By `preadv2`, minus one is the file's own position.
+    let is_at_place = match call.number as c_long {
+        libc::SYS_readv => false,
+        libc::SYS_preadv => true,
+        _ => place != u64::MAX,
+    };
+    let taken = if is_at_place { None } else { TakenPart::take(file, given.bytes()) };
+    let (number, place) = match &taken {
+        Some(taken) => (libc::SYS_preadv2 as u64, Some(taken.start)),
+        None => (call.number, is_at_place.then_some(place)),
+    };
+    let flags = if call.number == libc::SYS_readv as u64 { 0 } else { flags };
+    let all = taken.as_ref().map_or(u64::MAX, |taken| taken.bytes);
+    call.result = move_list(agent, given, all, |part, done| {
+        let place = place.map_or(call.arguments[3], |place| place.wrapping_add(done));
+        // SAFETY: a part of the program's request.
+        unsafe { raw(number, [file, &raw const part as u64, 1, place, high, flags]) }
+    });
+    taken.into_iter().for_each(|taken| taken.give_back(call.result));
+    true
+}
+
+/// Moves a list of buffers, so many bytes of it at most, part by part as long as parts are
+/// complete. `make` is given a part and the bytes before it; the answer to all of it.
+fn move_list(
+    agent: &Agent,
+    given: GivenMemory,
+    all: u64,
+    make: impl Fn(libc::iovec, u64) -> i64,
+) -> i64 {
     let mut done = 0;
     for (start, bytes) in given.parts() {
-        let mut rest = bytes;
-        while rest > 0 {
-            let (at, most) = (start.wrapping_add(bytes - rest), rest.min(MOST));
-            let part = libc::iovec { iov_base: at as *mut _, iov_len: most as usize };
+        let mut moved = 0;
+        while moved < bytes && done < all {
+            let (at, most) = (start.wrapping_add(moved), (bytes - moved).min(MOST).min(all - done));
             let mut pins = Pins::new(agent);
             pins.pin(at, most);
-            // For `preadv2`, minus one is the file's own position.
-            let is_own = place == u64::MAX;
-            let place = if is_own { place } else { place.wrapping_add(done as u64) };
-            let arguments = [file, &raw const part as u64, 1, place, high, flags];
-            // SAFETY: a part of the program's request.
-            let result = unsafe { raw(call.number, arguments) };
+            let part = libc::iovec { iov_base: at as *mut _, iov_len: most as usize };
+            let result = make(part, done);
             if result < 0 {
-                call.result = if done > 0 { done } else { result };
-                return true;
+                return if done > 0 { done as i64 } else { result };
             }
-            done += result;
-            rest -= result as u64;
+            done += result as u64;
+            moved += result as u64;
             if (result as u64) < most {
-                call.result = done;
-                return true;
+                return done as i64;
             }
         }
     }
-    call.result = done;
-    true
+    done as i64
 }
 
 /// True if a row does not give the length of all memory. These calls take nothing from a queue.

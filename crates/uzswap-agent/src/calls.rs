@@ -1,15 +1,15 @@
 //! The treatment of each system call, as its row says ([`uzswap_calls::table`]). Calls that move
-//! data are here, those that are given memory by their arguments in `buffers`. Calls that change
+//! data are in `transfer`, others with memory in their arguments in `buffers`. Calls that change
 //! maps are in `layout`; those about processes, files and signals in `processes`, `masks` and
 //! `stacks`.
 
 use crate::buffers::{pinned, touched};
-use crate::pins::{Pins, is_moved_whole, refuse};
-use crate::{AGENT, Agent, advice, descriptors, devices, execute, layout, masks, own_files};
-use crate::{processes, robust, seccomp, sharing, splice, stacks, stage, thread, visits, whole};
+use crate::pins::{moves_nothing_by_error, refuse};
+use crate::{AGENT, Agent, advice, descriptors, devices, execute, layout, masks, processes};
+use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
-use uzswap_calls::{Call, Frame, Outcome, raw};
+use uzswap_calls::{Call, Frame, Outcome};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
@@ -64,6 +64,12 @@ pub fn on_call(call: &mut Call) -> Outcome {
     }
     let frame = Frame::of(call);
     thread::end_calls_before(frame as usize);
+    let before = std::mem::replace(&mut call.result, Call::NOT_MADE);
+    if before == -i64::from(libc::EFAULT) && !moves_nothing_by_error(call) {
+        // The fast path has made it.
+        call.result = before;
+        return Outcome::Done;
+    }
     let before = thread::with(|thread| thread.call.replace(frame));
     let mut outcome = Outcome::Bare;
     stacks::for_call(|| outcome = treat(agent, call));
@@ -96,7 +102,7 @@ fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
 fn own(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
-            transfer(agent, call)
+            transfer::transfer(agent, call)
         }
         libc::SYS_vmsplice => splice::splice(agent, call),
         libc::SYS_mmap => layout::map(agent, call),
@@ -147,46 +153,6 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
             Some(at) => masks::without_ours(agent, call, at),
             None => crate::die(&[&format!("system call {number} has a row, and nobody does it")]),
         },
-    }
-}
-
-/// `read`, `write` and their forms with a position: a long call in parts, until one is incomplete.
-fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
-    let [file, at, bytes, offset, ..] = call.arguments;
-    let is_at_place = matches!(call.number as c_long, libc::SYS_pread64 | libc::SYS_pwrite64);
-    let is_write = matches!(call.number as c_long, libc::SYS_write | libc::SYS_pwrite64);
-    layout::await_complete();
-    let is_cut = || Pins::of_file(agent, file, bytes).left() < bytes;
-    // A file of memory is written part by part.
-    let may_be_memory = own_files::may_show_memory();
-    if is_write && !may_be_memory && is_cut() && whole::write(agent, call) {
-        return Outcome::Done;
-    }
-    let mut done = 0;
-    loop {
-        let mut pins = Pins::of_file(agent, file, bytes - done);
-        let part = (bytes - done).min(pins.left());
-        pins.pin(at + done, part);
-        let place = if is_at_place { offset + done } else { offset };
-        let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];
-        let shown = own_files::show(agent, call, done, part);
-        // SAFETY: a part of the program's request.
-        let result = unsafe { raw(call.number, arguments) };
-        drop((shown, pins));
-        if result < 0 {
-            call.result = if done > 0 { done as i64 } else { result };
-            return Outcome::Done;
-        }
-        done += result as u64;
-        let is_whole = result as u64 == part && done < bytes;
-        // More of a pipe or a terminal may never come.
-        if !is_whole || !is_write && !is_moved_whole(file as i32) {
-            call.result = done as i64;
-            if call.number as c_long == libc::SYS_pread64 {
-                own_files::read_pagemap(agent, call);
-            }
-            return Outcome::Done;
-        }
     }
 }
 

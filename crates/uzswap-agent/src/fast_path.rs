@@ -53,6 +53,11 @@ pub fn on_call(call: &mut Call) -> Outcome {
         call.result = unsafe { raw(call.number, call.arguments) };
         thread.call.set(before);
         thread.unpin(frame as usize);
+        if call.result == -i64::from(libc::EFAULT) {
+            // Another thread may have changed the mapping; or a handler has made calls on another
+            // stack, which let go of the pages. The slow path may make the call again.
+            return Outcome::Undecided;
+        }
         Outcome::Done
     })
 }

@@ -57,6 +57,7 @@ mod takeover;
 mod thread;
 mod thread_locals;
 mod threads;
+mod transfer;
 mod visits;
 mod watcher;
 mod whole;

@@ -32,11 +32,12 @@ pub struct Pins<'a> {
     agent: &'a Agent,
     left: u64,
     pinned: thread::Use,
+    is_empty: bool,
 }
 
 impl<'a> Pins<'a> {
     pub fn new(agent: &'a Agent) -> Self {
-        Self { agent, left: MOST, pinned: thread::Use::begin() }
+        Self { agent, left: MOST, pinned: thread::Use::begin(), is_empty: true }
     }
 
     /// The same, for a call that moves so many bytes to or from a file, and may wait for long. A
@@ -78,6 +79,11 @@ impl<'a> Pins<'a> {
         self.left
     }
 
+    /// True if nothing is pinned: no memory that was given is adopted.
+    pub fn is_empty(&self) -> bool {
+        self.is_empty
+    }
+
     /// Pins the adopted part of a range. Returns true if there is one.
     pub fn pin(&mut self, at: u64, bytes: u64) -> bool {
         let mut rest = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
@@ -86,7 +92,7 @@ impl<'a> Pins<'a> {
         }
         let mut any = false;
         while let Some(pinned) = self.agent.pager.pin(rest.clone()) {
-            any = true;
+            (any, self.is_empty) = (true, false);
             rest.start = pinned.end;
             self.left = self.left.saturating_sub(pinned.len() as u64);
             self.pinned.note(pinned);
@@ -115,7 +121,7 @@ fn file_type(file: i32) -> Option<libc::mode_t> {
     status_of(file).map(|status| status.st_mode & libc::S_IFMT)
 }
 
-fn status_of(file: i32) -> Option<libc::stat> {
+pub fn status_of(file: i32) -> Option<libc::stat> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel writes the status to where it is told; zeros are one.
@@ -139,6 +145,16 @@ pub fn is_stream(file: i32) -> bool {
             is_told && kind == libc::SOCK_STREAM
         }
         _ => false,
+    }
+}
+
+/// True if a call that answers `EFAULT` has moved nothing, and may be made again: no message is
+/// lost by it.
+pub fn moves_nothing_by_error(call: &Call) -> bool {
+    let file = call.arguments[0] as i32;
+    match call.number as libc::c_long {
+        libc::SYS_poll | libc::SYS_epoll_wait | libc::SYS_futex => true,
+        _ => is_stream(file) || is_moved_whole(file),
     }
 }
 
@@ -288,6 +304,11 @@ pub fn used_of_futex(operation: u64) -> &'static [usize] {
 /// True if a program can have memory there.
 fn is_address(at: u64) -> bool {
     (PAGE_BYTES as u64..1 << 47).contains(&at)
+}
+
+/// True if a buffer would end beyond all memory that a program can have.
+pub fn is_beyond(at: u64, bytes: u64) -> bool {
+    at.checked_add(bytes).is_none_or(|end| end > 1 << 47)
 }
 
 pub fn make_once(call: &mut Call) {

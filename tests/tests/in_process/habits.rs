@@ -73,6 +73,13 @@ fn handlers_may_block_all_signals_and_see_where_a_program_is() {
 }
 
 #[test]
+fn a_handler_may_leave_a_call_for_another_stack_and_come_back() {
+    for means in ["userfaultfd", "guards"] {
+        compare_with("signals.c", &["preempted"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn a_library_may_set_handlers_past_the_preloaded_one() {
     compare("signals.c", &["past_other_libraries"]);
 }
@@ -440,6 +447,23 @@ fn calls_that_move_more_than_is_pinned_at_once_move_all_of_it() {
 #[test]
 fn a_pipe_gets_as_much_of_a_program_s_memory_as_it_has_room_for() {
     compare("long_calls.c", &["pipes"]);
+}
+
+#[test]
+fn a_length_beyond_all_memory_is_refused_and_nothing_is_moved() {
+    compare("long_calls.c", &["beyond"]);
+}
+
+#[test]
+fn threads_that_read_one_open_file_get_whole_blocks() {
+    compare("long_calls.c", &["positions"]);
+}
+
+#[test]
+fn buffers_of_calls_that_wait_change_as_they_would() {
+    for means in ["userfaultfd", "guards"] {
+        compare_with("changes.c", &["meanwhile"], &format!("export UZSWAP_MEANS={means};"));
+    }
 }
 
 #[test]

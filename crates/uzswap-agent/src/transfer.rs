@@ -1,0 +1,127 @@
+//! `read`, `write` and those at a place: a long one in parts, as far as they are complete.
+//!
+//! Threads and processes may have a file open together, and its position is theirs together, too.
+//! The kernel has one call at a time read there. So a long read moves the position at once, by all
+//! bytes that it will read, and then reads its parts at their places ([`TakenPart`]).
+
+use crate::pins::{
+    BYTES_MAX, Pins, TRIES, is_beyond, is_moved_whole, is_type, make_once, moves_nothing_by_error,
+    status_of,
+};
+use crate::{Agent, layout, own_files, whole};
+use libc::c_long;
+use uzswap_calls::{Call, Outcome, raw};
+
+/// See the module.
+pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
+    let [file, at, bytes, ..] = call.arguments;
+    let number = call.number as c_long;
+    layout::await_complete();
+    if is_beyond(at, bytes) {
+        // The kernel refuses it. A part of it would be read.
+        make_once(call);
+        return Outcome::Done;
+    }
+    let bytes = bytes.min(BYTES_MAX);
+    let is_cut = Pins::of_file(agent, file, bytes).left() < bytes;
+    let is_write = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
+    // Memory is written part by part.
+    let may_be_memory = own_files::may_show_memory();
+    if is_write && !may_be_memory && is_cut && whole::write(agent, call) {
+        return Outcome::Done;
+    }
+    let is_long_read = is_cut && number == libc::SYS_read;
+    match is_long_read.then(|| TakenPart::take(file, bytes)).flatten() {
+        Some(taken) => {
+            let number = libc::SYS_pread64 as u64;
+            let arguments = [file, at, taken.bytes, taken.start, 0, 0];
+            let mut read = Call { number, arguments, result: Call::NOT_MADE };
+            move_parts(agent, &mut read, taken.bytes);
+            taken.give_back(read.result);
+            call.result = read.result;
+        }
+        None => move_parts(agent, call, bytes),
+    }
+    if number == libc::SYS_pread64 {
+        own_files::read_pagemap(agent, call);
+    }
+    Outcome::Done
+}
+
+/// Makes the call part by part.
+fn move_parts(agent: &Agent, call: &mut Call, bytes: u64) {
+    let [file, at, _, place, ..] = call.arguments;
+    let number = call.number as c_long;
+    let is_write = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
+    let is_at_place = matches!(number, libc::SYS_pread64 | libc::SYS_pwrite64);
+    let (mut done, mut tries) = (0, 0);
+    loop {
+        let mut pins = Pins::of_file(agent, file, bytes - done);
+        let part = (bytes - done).min(pins.left());
+        pins.pin(at + done, part);
+        let place = if is_at_place { place.wrapping_add(done) } else { place };
+        let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];
+        let shown = own_files::show(agent, call, done, part);
+        // SAFETY: a part of the program's request.
+        let result = unsafe { raw(call.number, arguments) };
+        drop((shown, pins));
+        let buffer = (at + done) as usize..(at + done + part) as usize;
+        if result == -i64::from(libc::EFAULT)
+            && tries < TRIES
+            && agent.pager.has_adopted(buffer)
+            && moves_nothing_by_error(call)
+        {
+            // Another thread has changed the mapping, or a handler let go of the pages.
+            tries += 1;
+            continue;
+        }
+        if result < 0 {
+            call.result = if done > 0 { done as i64 } else { result };
+            return;
+        }
+        done += result as u64;
+        let is_whole = result as u64 == part && done < bytes;
+        // More of a pipe or a terminal may never come.
+        if !is_whole || !is_write && !is_moved_whole(file as i32) {
+            call.result = done as i64;
+            return;
+        }
+    }
+}
+
+/// A part of a regular file that a read has taken by moving the position behind it.
+pub struct TakenPart {
+    file: u64,
+    pub start: u64,
+    pub bytes: u64,
+}
+
+impl TakenPart {
+    /// As much as the file has there, up to so many bytes. `None`: it has no bytes there, or is
+    /// none of a known size, as the kernel's in `/proc`.
+    pub fn take(file: u64, bytes: u64) -> Option<Self> {
+        if !is_type(file as i32, libc::S_IFREG) {
+            return None;
+        }
+        let size = status_of(file as i32)?.st_size;
+        let left = size.checked_sub(seek(file, 0)).filter(|left| (1..=size).contains(left))?;
+        let bytes = bytes.min(left as u64);
+        let end = u64::try_from(seek(file, bytes as i64)).ok()?;
+        Some(Self { file, start: end.checked_sub(bytes)?, bytes })
+    }
+
+    /// Moves the position back where fewer bytes were read, by the read's answer.
+    pub fn give_back(self, result: i64) {
+        let missing = self.bytes as i64 - result.max(0);
+        if missing > 0 {
+            seek(self.file, -missing);
+        }
+    }
+}
+
+/// Moves a file's position by so many bytes; where it is then, or an error.
+fn seek(file: u64, by: i64) -> i64 {
+    let arguments = [file, by as u64, libc::SEEK_CUR as u64, 0, 0, 0];
+    // SAFETY: given numbers only.
+    unsafe { raw(libc::SYS_lseek as u64, arguments) }
+}

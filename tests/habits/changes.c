@@ -1,0 +1,71 @@
+// Mappings that change by calls that fail, or while other threads' calls use them.
+#include "habit.h"
+#include <linux/userfaultfd.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+static void say(const char *name, long answer) {
+    printf("%s %ld %s\n", name, answer, answer < 0 ? strerror(errno) : "");
+}
+
+static int wrong_in(const unsigned char *memory, size_t bytes, int value) {
+    int wrong = 0;
+    for (size_t i = 0; i < bytes; i += 512) wrong += memory[i] != value;
+    return wrong;
+}
+
+// Buffers of calls that wait.
+enum { WAITING = 5 };
+static int wires[WAITING][2];
+static unsigned char *buffers[WAITING];
+static long answers[WAITING];
+static void *waits(void *number) {
+    long at = (long)number;
+    answers[at] = read(wires[at][0], buffers[at], 64 << 10);
+    if (answers[at] < 0) answers[at] = -errno;
+    return NULL;
+}
+static int meanwhile(void) {
+    pthread_t threads[WAITING];
+    unsigned char text[100], *elsewhere = map(4 * MIB);
+    grow();
+    end_after(30);
+    for (long i = 0; i < WAITING; i++) {
+        buffers[i] = map(MIB);
+        memset(buffers[i], 7, MIB);
+        if (pipe(wires[i])) return 2;
+        send_out(buffers[i], MIB);
+        pthread_create(&threads[i], NULL, waits, (void *)i);
+    }
+    usleep(200000);
+    say("unmap", munmap(buffers[0], MIB));
+    say("drop", madvise(buffers[1], MIB, MADV_DONTNEED));
+    say("protect", mprotect(buffers[2], MIB, PROT_NONE));
+    unsigned char *moved = mremap(buffers[3], MIB, 2 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere);
+    const int plain = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    void *over = mmap(buffers[4], MIB, PROT_READ | PROT_WRITE, plain, -1, 0);
+    printf("%d %d\n", moved == elsewhere, over == buffers[4]);
+    memset(text, 9, sizeof text);
+    for (int i = 0; i < WAITING; i++)
+        if (write(wires[i][1], text, sizeof text) != sizeof text) return 2;
+    for (int i = 0; i < WAITING; i++) {
+        pthread_join(threads[i], NULL);
+        printf("%d: %ld\n", i, answers[i]);
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 1; i < WAITING; i += 3) printf("%d %d\n", buffers[i][99], buffers[i][100]);
+        printf("%d wrong\n", wrong_in(moved, MIB, 7));
+        for (int i = 1; i < WAITING; i += 3) send_out(buffers[i], MIB);
+        send_out(moved, 2 * MIB);
+    }
+    return 0;
+}
+
+int main(int arguments, char **argument) {
+    static const struct named all[] = {
+        { "meanwhile", meanwhile },
+    };
+    return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
+}
