@@ -16,6 +16,24 @@ static int wrong_in(const unsigned char *memory, size_t bytes, int value) {
     return wrong;
 }
 
+// The program has no guards there.
+enum { GUARD_REMOVE = 103 };
+static int guards(void) {
+    unsigned char *memory = map(16 * MIB);
+    struct iovec all = { memory, 16 * MIB };
+    memset(memory, 7, 16 * MIB);
+    grow();
+    for (int turn = 0; turn < 2; turn++) {
+        send_out(memory, 16 * MIB);
+        if (turn == 0)
+            madvise(memory, 16 * MIB, GUARD_REMOVE);
+        else
+            syscall(SYS_process_madvise, syscall(SYS_pidfd_open, getpid(), 0L), &all, 1L, (long)GUARD_REMOVE, 0L);
+        printf("%d wrong\n", wrong_in(memory, 16 * MIB, 7));
+    }
+    return 0;
+}
+
 // Buffers of calls that wait.
 enum { WAITING = 5 };
 static int wires[WAITING][2];
@@ -65,7 +83,7 @@ static int meanwhile(void) {
 
 int main(int arguments, char **argument) {
     static const struct named all[] = {
-        { "meanwhile", meanwhile },
+        { "guards", guards }, { "meanwhile", meanwhile },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

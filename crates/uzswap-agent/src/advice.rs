@@ -9,7 +9,15 @@ use uzswap_region::{Change, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
 /// Since Linux 6.13.
-pub const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_INSTALL: i32 = 102;
+const MADV_GUARD_REMOVE: i32 = 103;
+
+/// Advice that `process_madvise` takes for the memory of any process. Before Linux 6.13 it takes no
+/// other, for its own either.
+pub const FOR_ANY_PROCESS: [i32; 4] =
+    [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, MADV_COLLAPSE];
+/// Newer than the C library's list.
+const MADV_COLLAPSE: i32 = 25;
 
 pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
@@ -38,6 +46,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
             agent.pager.release(range);
             make(call);
         }
+        MADV_GUARD_REMOVE => remove_guards(agent, call, range),
         // MADV_REMOVE among them: the kernel refuses it for private memory.
         _ => {
             make(call);
@@ -86,6 +95,21 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
         }
     }
     call.result = answer;
+}
+
+/// Removes the program's guards. There are none in adopted memory; where pages leave behind guards,
+/// those are ours.
+fn remove_guards(agent: &Agent, call: &mut Call, range: Range<usize>) {
+    let advice = call.arguments[2];
+    // The kernel may not know it, or not such a start.
+    call.result = advise_part(range.start..range.start, advice);
+    let mut at = range.start;
+    for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {
+        if call.result == 0 && at < part.start {
+            call.result = advise_part(at..part.start, advice);
+        }
+        at = part.end;
+    }
 }
 
 /// Populates a range. Adopted pages come in as they are touched: together they might not fit. But

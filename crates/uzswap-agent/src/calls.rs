@@ -156,16 +156,10 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// `process_madvise` of a process's own memory. Advice that drops pages gets the answer of kernels
-/// before 6.13, which accept it for others' memory only. Programs then use `madvise`.
+/// `process_madvise`, perhaps of this process's own memory. Other advice than that for any process
+/// is answered as kernels before 6.13 do. Programs then use `madvise`.
 pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
-    const DROPS: [i32; 4] = [
-        libc::MADV_DONTNEED,
-        libc::MADV_FREE,
-        libc::MADV_DONTNEED_LOCKED,
-        advice::MADV_GUARD_INSTALL,
-    ];
-    if DROPS.contains(&(call.arguments[3] as i32)) {
+    if !advice::FOR_ANY_PROCESS.contains(&(call.arguments[3] as i32)) {
         return refuse(call, libc::EINVAL);
     }
     pinned(agent, call, &[Buffer::Vector(1, 2)])

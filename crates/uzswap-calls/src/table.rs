@@ -421,7 +421,7 @@ pub static ROWS: &[Row] = &[
     row(437, "openat2", Touched(&[1, 2])),
     row(438, "pidfd_getfd", Left),
     row(439, "faccessat2", Touched(&[1])),
-    row(440, "process_madvise", Own("as before Linux 6.13: none that drops pages of its own")),
+    row(440, "process_madvise", Own("as before Linux 6.13: advice for any process")),
     row(441, "epoll_pwait2", Own("SIGBUS and SIGILL are never blocked")),
     row(442, "mount_setattr", Touched(&[1, 3])),
     row(443, "quotactl_fd", Touched(&[3])),

@@ -467,6 +467,11 @@ fn buffers_of_calls_that_wait_change_as_they_would() {
 }
 
 #[test]
+fn a_program_removes_guards_of_its_own_only() {
+    compare_with("changes.c", &["guards"], "export UZSWAP_MEANS=guards;");
+}
+
+#[test]
 fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
     compare("calls.c", &["ring"]);
 }
