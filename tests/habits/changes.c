@@ -16,6 +16,26 @@ static int wrong_in(const unsigned char *memory, size_t bytes, int value) {
     return wrong;
 }
 
+// A mapping that the kernel makes room for, and then cannot make.
+static int fails(void) {
+    unsigned char *memory = map(16 * MIB), is_there;
+    int no_file = socket(AF_INET, SOCK_DGRAM, 0);
+    memset(memory, 7, 16 * MIB);
+    grow();
+    send_out(memory, 12 * MIB);
+    void *made = mmap(memory + 4 * MIB, 10 * MIB, PROT_READ, MAP_PRIVATE | MAP_FIXED, no_file, 0);
+    say("map", made == MAP_FAILED ? -1 : 0);
+    int is_hole = mincore(memory + 4 * MIB, PAGE, &is_there) < 0;
+    printf("%d wrong\n", wrong_in(memory, 4 * MIB, 7) + wrong_in(memory + 14 * MIB, 2 * MIB, 7));
+    if (!is_hole) printf("%d wrong\n", wrong_in(memory, 16 * MIB, 7));
+    unsigned char *more = map(40 * MIB);
+    memset(more, 5, 40 * MIB);
+    printf("%d wrong\n", wrong_in(more, 40 * MIB, 5));
+    made = mmap(memory + 4 * MIB, 10 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    printf("%d, %d wrong\n", made == memory + 4 * MIB, wrong_in(made, 10 * MIB, 0));
+    return 0;
+}
+
 // The program has no guards there.
 enum { GUARD_REMOVE = 103 };
 static int guards(void) {
@@ -83,7 +103,7 @@ static int meanwhile(void) {
 
 int main(int arguments, char **argument) {
     static const struct named all[] = {
-        { "guards", guards }, { "meanwhile", meanwhile },
+        { "fails", fails }, { "guards", guards }, { "meanwhile", meanwhile },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -195,14 +195,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
         // Its pages come in as they are touched: all at once they might not fit.
         call.arguments[3] &= !(libc::MAP_POPULATE as u64);
     }
-    let done = if is_fixed && agent.pager.has_adopted(target.clone()) {
-        agent.pager.change(target, Change::Gone, || {
-            let done = make(call);
-            (done, done)
-        })
-    } else {
-        make(call)
-    };
+    let done = make_over(agent, call, if is_fixed { target } else { 0..0 });
     let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
     let mapped = whole(call.result as u64, bytes as u64);
     layout.unreserve(&mapped);

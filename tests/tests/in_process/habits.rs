@@ -472,6 +472,13 @@ fn a_program_removes_guards_of_its_own_only() {
 }
 
 #[test]
+fn a_mapping_that_the_kernel_could_not_make_is_gone_and_nothing_else() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("changes.c", &["fails"], &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
+#[test]
 fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
     compare("calls.c", &["ring"]);
 }
