@@ -101,9 +101,29 @@ static int meanwhile(void) {
     return 0;
 }
 
+// A program that serves faults of its own copies from memory that is out.
+static int own_faults(void) {
+    unsigned char *from = map(MIB), *to = map(MIB);
+    struct uffdio_api api = { .api = UFFD_API };
+    grow();
+    end_after(20);
+    // For faults of its own code only.
+    int file = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1L);
+    if (file < 0 || ioctl(file, UFFDIO_API, &api)) return 0;
+    struct uffdio_register given = { .range = { (long)to, MIB }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+    say("register", ioctl(file, UFFDIO_REGISTER, &given));
+    memset(from, 9, MIB);
+    send_out(from, MIB);
+    struct uffdio_copy copy = { .dst = (long)to, .src = (long)from, .len = MIB };
+    say("copy", ioctl(file, UFFDIO_COPY, &copy));
+    printf("%lld bytes, %d wrong\n", copy.copy, wrong_in(to, copy.copy > 0 ? copy.copy : 0, 9));
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "fails", fails }, { "guards", guards }, { "meanwhile", meanwhile },
+        { "own_faults", own_faults },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

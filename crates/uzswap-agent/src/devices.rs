@@ -72,7 +72,24 @@ fn each_range(number: u32, at: u64, each: impl FnMut(u64, u64)) {
 pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     let [_, number, at, ..] = call.arguments;
     each_range(number as u32, at, |address, bytes| layout::give_back(agent, address, bytes));
+    let mut pins = Pins::new(agent);
+    if number as u32 == UFFDIO_COPY {
+        // The kernel would copy as far as the memory is there, and say that it is to go on.
+        pins.pin(at, size_of::<UffdCopy>() as u64);
+        peek::<UffdCopy>(at).inspect(|copy| _ = pins.pin(copy.from, copy.bytes));
+    }
     touched(agent, call, &[2])
+}
+
+const UFFDIO_COPY: u32 = 0xc028_aa03;
+
+/// The beginning of the kernel's `uffdio_copy`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UffdCopy {
+    to: u64,
+    from: u64,
+    bytes: u64,
 }
 
 /// A request of an asynchronous read or write (`linux/aio_abi.h`).

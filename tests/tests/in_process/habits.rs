@@ -479,6 +479,11 @@ fn a_mapping_that_the_kernel_could_not_make_is_gone_and_nothing_else() {
 }
 
 #[test]
+fn a_program_serves_faults_of_its_own_from_memory_that_is_out() {
+    compare("changes.c", &["own_faults"]);
+}
+
+#[test]
 fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
     compare("calls.c", &["ring"]);
 }
