@@ -473,6 +473,24 @@ static int preempted(void) {
     return 0;
 }
 
+// A signal of ours that is ignored, and sent.
+static int ignored(void) {
+    grow();
+    for (int signal_of = 0; signal_of < 2; signal_of++) {
+        int one = signal_of ? SIGILL : SIGBUS, status = -1;
+        pid_t child = fork();
+        if (!child) {
+            signal(one, SIG_IGN);
+            raise(one);
+            kill(getpid(), one);
+            _exit(4);
+        }
+        waitpid(child, &status, 0);
+        printf("%x\n", status);
+    }
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "large_frames", large_frames }, { "places", places }, { "early_stack", early_stack },
@@ -481,7 +499,7 @@ int main(int arguments, char **argument) {
         { "tells_where", tells_where }, { "small_stacks", small_stacks },
         { "small_stack_waits", small_stack_waits },
         { "nothing_queued", nothing_queued }, { "past_other_libraries", past_other_libraries },
-        { "preempted", preempted },
+        { "preempted", preempted }, { "ignored", ignored },
         { "rings_in_threads", rings_in_threads }, { "many_small_stacks", many_small_stacks },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");

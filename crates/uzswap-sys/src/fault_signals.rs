@@ -500,6 +500,8 @@ unsafe fn pass_on(
     // SAFETY: the arguments are the caller's.
     unsafe {
         match before.sa_sigaction {
+            // A sent signal is.
+            libc::SIG_IGN if (*info).si_code <= 0 => {}
             libc::SIG_DFL | libc::SIG_IGN => {
                 // A fault cannot be ignored. The access is repeated, and kills the process; a sent
                 // signal is raised anew. This runs on a stack of ours, so that hooks of system

@@ -80,6 +80,11 @@ fn a_handler_may_leave_a_call_for_another_stack_and_come_back() {
 }
 
 #[test]
+fn signals_of_faults_are_ignored_where_somebody_sends_them() {
+    compare("signals.c", &["ignored"]);
+}
+
+#[test]
 fn a_library_may_set_handlers_past_the_preloaded_one() {
     compare("signals.c", &["past_other_libraries"]);
 }
