@@ -120,10 +120,33 @@ static int own_faults(void) {
     return 0;
 }
 
+// Memory that lies beside the stacks of threads leaves all the same.
+enum { THREADS = 24 };
+static void *stays(void *none) {
+    pause();
+    return none;
+}
+static int beside_threads(void) {
+    unsigned char *beside[THREADS];
+    pthread_t thread;
+    int there = 0;
+    grow();
+    for (int i = 0; i < THREADS; i++) {
+        beside[i] = map(MIB);
+        memset(beside[i], 7, MIB);
+        if (pthread_create(&thread, NULL, stays, NULL)) return 2;
+    }
+    usleep(100000);
+    for (int i = 0; i < THREADS; i++) there += !send_out(beside[i], MIB);
+    // Alone no page leaves.
+    printf("%d stay\n", getenv("UZSWAP_TREE") ? there : 0);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "fails", fails }, { "guards", guards }, { "meanwhile", meanwhile },
-        { "own_faults", own_faults },
+        { "own_faults", own_faults }, { "beside_threads", beside_threads },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

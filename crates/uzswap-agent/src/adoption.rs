@@ -27,6 +27,9 @@ const AROUND_STACK: usize = 64 << 10;
 const BLOCK: usize = 64 << 10;
 /// Bytes of the C library's description of a thread, behind the thread's block. With a margin.
 const THREAD: usize = 4 << 10;
+/// The same without: glibc's has at least as many, from 2.28 on. It ends less than a page before
+/// the mapping does, so its last bytes lie in the same page as these.
+const THREAD_LEAST: usize = 2304;
 
 /// Bytes that the variables of all files take before the block of a thread.
 static VARIABLES: AtomicUsize = AtomicUsize::new(0);
@@ -37,8 +40,13 @@ pub fn note_variables(modules: &[sites::Module]) {
 }
 
 /// The block of a thread with its variables, which serve its faults.
-pub fn around_block(block: usize) -> Range<usize> {
-    block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(BLOCK)
+fn around_block(block: usize) -> Range<usize> {
+    before_block(block).start..block.saturating_add(BLOCK)
+}
+
+/// The same of a thread whose stack ends with its block: other memory may lie behind.
+pub fn before_block(block: usize) -> Range<usize> {
+    block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(THREAD_LEAST)
 }
 
 /// Why private memory stays where it is.

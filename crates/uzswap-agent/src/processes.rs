@@ -202,7 +202,7 @@ fn expect_thread(agent: &Agent, flags: u64) {
 /// some.
 fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     if flags & libc::CLONE_SETTLS as u64 != 0 {
-        let range = adoption::around_block(block as usize);
+        let range = adoption::before_block(block as usize);
         layout::give_back(agent, range.start as u64, range.len() as u64);
     }
 }

@@ -355,11 +355,6 @@ fn a_program_goes_on_when_its_first_thread_has_ended() {
 }
 
 #[test]
-fn a_program_is_started_with_long_arguments_while_others_need_all_memory() {
-    compare("forks.c", &["long_arguments"]);
-}
-
-#[test]
 fn descriptors_that_a_process_shares_with_nobody_are_its_own() {
     compare("forks.c", &["own_descriptors", "threads_descriptors"]);
 }
@@ -373,6 +368,11 @@ fn a_thread_with_descriptors_of_its_own_is_named() {
         let told = String::from_utf8_lossy(&with.stderr);
         assert!(told.contains("has descriptors of its own"), "{habit}: {told}");
     }
+}
+
+#[test]
+fn a_program_is_started_with_long_arguments_while_others_need_all_memory() {
+    compare("forks.c", &["long_arguments"]);
 }
 
 #[test]
@@ -465,9 +465,9 @@ fn threads_that_read_one_open_file_get_whole_blocks() {
 }
 
 #[test]
-fn buffers_of_calls_that_wait_change_as_they_would() {
-    for means in ["userfaultfd", "guards"] {
-        compare_with("changes.c", &["meanwhile"], &format!("export UZSWAP_MEANS={means};"));
+fn a_mapping_that_the_kernel_could_not_make_is_gone_and_nothing_else() {
+    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
+        compare_with("changes.c", &["fails"], &format!("export UZSWAP_MEANS={means};"));
     }
 }
 
@@ -477,15 +477,20 @@ fn a_program_removes_guards_of_its_own_only() {
 }
 
 #[test]
-fn a_mapping_that_the_kernel_could_not_make_is_gone_and_nothing_else() {
-    for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
-        compare_with("changes.c", &["fails"], &format!("export UZSWAP_MEANS={means};"));
+fn buffers_of_calls_that_wait_change_as_they_would() {
+    for means in ["userfaultfd", "guards"] {
+        compare_with("changes.c", &["meanwhile"], &format!("export UZSWAP_MEANS={means};"));
     }
 }
 
 #[test]
 fn a_program_serves_faults_of_its_own_from_memory_that_is_out() {
     compare("changes.c", &["own_faults"]);
+}
+
+#[test]
+fn memory_beside_the_stacks_of_threads_leaves() {
+    compare("changes.c", &["beside_threads"]);
 }
 
 #[test]
