@@ -3,7 +3,10 @@
 //! It takes them from a stack of any size, and refuses one alone that has no room for them. A
 //! program may have much of them, and of a stack that just holds them nothing would be left.
 
-#![expect(unsafe_code, reason = "the dynamic linker's list of a process's objects")]
+#![expect(
+    unsafe_code,
+    reason = "the dynamic linker's list of objects: its lock is held while the list is read"
+)]
 
 use libc::{c_int, c_void, dl_phdr_info};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
