@@ -23,10 +23,12 @@ fn is_kept() -> bool {
         return false;
     }
     let deadline = Instant::now() + PATIENCE;
-    let mut is_alone = alone::count() == 1;
-    while !is_alone && Instant::now() < deadline {
-        is_alone = alone::count() == 1;
-    }
+    let is_alone = loop {
+        let is_alone = alone::count() == 1;
+        if is_alone || Instant::now() >= deadline {
+            break is_alone;
+        }
+    };
     if !is_alone && is_taken_over {
         AGENT.get().into_iter().for_each(|agent| seccomp::leave(agent, APART));
     }

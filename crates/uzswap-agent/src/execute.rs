@@ -1,5 +1,5 @@
-//! `execve`: the path and all strings are brought in, and stay while the kernel copies them. It
-//! answers `EFAULT` where one is out, and other threads may need all memory meanwhile.
+//! `execve`: the agent pins the path and all strings while the kernel copies them. The kernel
+//! answers `EFAULT` if a string is out, and other threads may need all memory meanwhile.
 
 use crate::pins::{Pins, TRIES, peek_bytes};
 use crate::{Agent, stacks};
@@ -13,7 +13,7 @@ pub fn execute(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// True if that was the last word.
+/// True if no further try is needed.
 fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     let strings = match call.number as c_long {
         libc::SYS_execve => [1, 2],
@@ -31,17 +31,17 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
     call.result != -i64::from(libc::EFAULT)
 }
 
-/// The strings that are there.
+/// The strings that were brought in.
 struct StringsIn<'a> {
     agent: &'a Agent,
-    /// As many as may be pinned, if any may.
+    /// Pins as many strings as may be pinned. `None`: none may.
     pins: Option<Pins<'a>>,
     /// The last page that was pinned for a string: the next string is in the same one, most likely.
     page: u64,
 }
 
 impl StringsIn<'_> {
-    /// Brings memory in; whether it is adopted.
+    /// Brings memory in; true if it is adopted.
     fn bring(&mut self, at: u64, bytes: u64) -> bool {
         match self.pins.as_mut().filter(|pins| pins.left() > 0) {
             Some(pins) => pins.pin(at, bytes),

@@ -21,8 +21,8 @@ const PAGES: usize = VISIT_BYTES_MAX as usize / PAGE_BYTES;
 const PART: u64 = 8;
 /// Pages for which room is made at a time.
 const STEP: usize = 32;
-/// So long a guest waits for room, milliseconds. Then some of its pages come in beyond the budget,
-/// and others leave. In a suspended process there is no room, and its pages leave again soon.
+/// How long a guest waits for room, milliseconds. After that some of its pages come in beyond the
+/// budget, and other pages leave. A suspended process has no room, and its pages leave again soon.
 const PATIENCE: u64 = 200;
 const PATIENCE_SUSPENDED: u64 = 10;
 /// The next look if a guest waits.
@@ -73,7 +73,7 @@ impl Pinned {
     }
 }
 
-/// Everything about guests.
+/// The guests whose pages are pinned, and the wait of those in line.
 struct Guests {
     pinned: [Option<Pinned>; GUESTS],
     /// Since when one that asks has waited for room, milliseconds of the system's clock.

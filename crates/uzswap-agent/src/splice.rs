@@ -38,7 +38,7 @@ fn ask(file: u64, command: i32) -> i64 {
 /// Gives a pipe a copy of as many bytes as it has room for, at most.
 fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
     let most = ask(call.arguments[0], libc::F_GETPIPE_SZ).max(PAGE_BYTES as i64) as u64;
-    // A buffer takes a page of the pipe, however short it is.
+    // Even a short buffer takes a page of the pipe.
     let buffers = most / PAGE_BYTES as u64;
     let parts = given.parts().filter(|(_, bytes)| *bytes > 0).take(buffers as usize);
     let list_bytes =

@@ -1,8 +1,8 @@
-//! `read`, `write` and those at a place: a long one in parts, as far as they are complete.
+//! `read`, `write`, `pread` and `pwrite`: a long call is made in parts, until a part is incomplete.
 //!
-//! Threads and processes may have a file open together, and its position is theirs together, too.
-//! The kernel has one call at a time read there. So a long read moves the position at once, by all
-//! bytes that it will read, and then reads its parts at their places ([`TakenPart`]).
+//! Threads and processes may share an open file and its position. The kernel serves one read there
+//! at a time. So a long read first moves the position by all bytes that it will read. Then it reads
+//! its parts at their places ([`TakenPart`]).
 
 use crate::pins::{
     BYTES_MAX, Pins, TRIES, is_beyond, is_moved_whole, is_type, make_once, moves_nothing_by_error,
@@ -23,14 +23,14 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
         return Outcome::Done;
     }
     let bytes = bytes.min(BYTES_MAX);
-    let is_cut = Pins::of_file(agent, file, bytes).left() < bytes;
+    let is_cut = || Pins::of_file(agent, file, bytes).left() < bytes;
     let is_write = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
     // Memory is written part by part.
     let may_be_memory = own_files::may_show_memory();
-    if is_write && !may_be_memory && is_cut && whole::write(agent, call) {
+    if is_write && !may_be_memory && is_cut() && whole::write(agent, call) {
         return Outcome::Done;
     }
-    let is_long_read = is_cut && number == libc::SYS_read;
+    let is_long_read = number == libc::SYS_read && is_cut();
     match is_long_read.then(|| TakenPart::take(file, bytes)).flatten() {
         Some(taken) => {
             let number = libc::SYS_pread64 as u64;
@@ -97,8 +97,8 @@ pub struct TakenPart {
 }
 
 impl TakenPart {
-    /// As much as the file has there, up to so many bytes. `None`: it has no bytes there, or is
-    /// none of a known size, as the kernel's in `/proc`.
+    /// Takes the file's bytes at its position, up to so many. `None`: the file has none there, or
+    /// its size is unknown, as in `/proc`.
     pub fn take(file: u64, bytes: u64) -> Option<Self> {
         if !is_type(file as i32, libc::S_IFREG) {
             return None;
@@ -110,7 +110,7 @@ impl TakenPart {
         Some(Self { file, start: end.checked_sub(bytes)?, bytes })
     }
 
-    /// Moves the position back where fewer bytes were read, by the read's answer.
+    /// Moves the position back by the bytes that the read did not return.
     pub fn give_back(self, result: i64) {
         let missing = self.bytes as i64 - result.max(0);
         if missing > 0 {

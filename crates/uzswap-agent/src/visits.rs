@@ -21,7 +21,7 @@ use uzswap_sys::map::PAGE_BYTES;
 use uzswap_sys::{fault_signals, proc_text};
 use uzswap_tree::{Host, Setting, VISIT_BYTES_MAX, Visit, clock};
 
-/// So long a visitor waits for its host.
+/// How long a visitor waits for its host.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A host that has not answered is asked again with less patience for so long, milliseconds.
 const SILENT: u64 = 10_000;
