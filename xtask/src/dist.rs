@@ -3,7 +3,7 @@
 //! program as one file without libraries, its crates, and a list of its parts (SBOM).
 
 use crate::release::{Dist, succeed};
-use crate::{Result, output, portable};
+use crate::{Result, manual, output, portable};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -165,9 +165,8 @@ fn program(dist: &Dist) -> Result<()> {
     for file in ["README.md", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT"] {
         fs::copy(dist.root.join(file), folder.join(file))?;
     }
-    for folders in ["docs/man", "docs/completions"] {
-        succeed(Command::new("cp").arg("-r").arg(dist.root.join(folders)).arg(&folder))?;
-    }
+    manual::write(&folder.join("man"), manual::pages())?;
+    manual::write(&folder.join("completions"), manual::completions())?;
     let archive = dist.folder.join(format!("{name}.tar.xz"));
     succeed(Command::new("tar").arg("-cJf").arg(archive).arg("-C").arg(&dist.stage).arg(name))
 }

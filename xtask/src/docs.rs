@@ -1,9 +1,8 @@
-//! Documents, man pages, completions and the C header, made from the code that declares their
-//! content.
+//! Documents and the C header, made from the code that declares their content.
 
 mod architecture;
 
-use crate::{header, manual, results};
+use crate::{header, results};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -26,8 +25,6 @@ pub fn all(root: &Path) -> Vec<(String, String)> {
     ];
     let benchmarks = fs::read_to_string(root.join("docs/benchmarks.md")).unwrap_or_default();
     all.push(("docs/benchmarks/results.svg".into(), results::svg(&benchmarks)));
-    all.extend(manual::pages());
-    all.extend(manual::completions());
     all
 }
 

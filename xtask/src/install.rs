@@ -1,6 +1,7 @@
 //! Installs the C library like `make install`. `--system` also installs the program and its files
 //! for a system.
 
+use crate::manual;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -76,10 +77,7 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
         .map_err(|error| named(&root.join("crates/uzswap-c/uzswap.pc.in"), &error))?;
     let text =
         template.replace("@prefix@", &prefix.display().to_string()).replace("@version@", VERSION);
-    let file = library.join("pkgconfig/uzswap.pc");
-    make_folder(&file)?;
-    fs::write(&file, text).map_err(|error| named(&file, &error))?;
-    println!("{}", file.display());
+    write(&library.join("pkgconfig/uzswap.pc"), &text)?;
     if destdir.is_empty() {
         println!("for the loader to find it: ldconfig, or LD_LIBRARY_PATH={}", library.display());
     }
@@ -95,10 +93,7 @@ fn install_system(root: &Path, program: &Path, prefix: &Path, destdir: &str) -> 
     let packaging = root.join("packaging");
     let unit = fs::read_to_string(packaging.join("uzswap.service"))?;
     let unit = unit.replace("/usr/bin/uzswap", &prefix.join("bin/uzswap").display().to_string());
-    let file = to.join("lib/systemd/system/uzswap.service");
-    make_folder(&file)?;
-    fs::write(&file, unit).map_err(|error| named(&file, &error))?;
-    println!("{}", file.display());
+    write(&to.join("lib/systemd/system/uzswap.service"), &unit)?;
     let configuration = PathBuf::from(format!("{destdir}/etc/uzswap/uzswap.conf"));
     if !configuration.exists() {
         copy(&packaging.join("uzswap.conf"), &configuration, 0o644)?;
@@ -110,18 +105,16 @@ fn install_system(root: &Path, program: &Path, prefix: &Path, destdir: &str) -> 
             copy(&example.path(), &to, 0o644)?;
         }
     }
-    for entry in fs::read_dir(root.join("docs/man"))? {
-        let page = entry?;
-        copy(&page.path(), &share.join("man/man1").join(page.file_name()), 0o644)?;
+    for (name, text) in manual::pages() {
+        write(&share.join("man/man1").join(name), &text)?;
     }
-    let completions = root.join("docs/completions");
-    let places = [
-        ("uzswap.bash", "bash-completion/completions/uzswap"),
-        ("_uzswap", "zsh/site-functions/_uzswap"),
-        ("uzswap.fish", "fish/vendor_completions.d/uzswap.fish"),
-    ];
-    for (name, place) in places {
-        copy(&completions.join(name), &share.join(place), 0o644)?;
+    for (name, text) in manual::completions() {
+        let place = match name.as_str() {
+            "uzswap.bash" => "bash-completion/completions/uzswap",
+            "uzswap.fish" => "fish/vendor_completions.d/uzswap.fish",
+            _ => "zsh/site-functions/_uzswap",
+        };
+        write(&share.join(place), &text)?;
     }
     Ok(())
 }
@@ -149,6 +142,13 @@ fn copy(from: &Path, to: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(&new, fs::Permissions::from_mode(mode))?;
     fs::rename(&new, to).map_err(|error| named(to, &error))?;
     println!("{}", to.display());
+    Ok(())
+}
+
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    make_folder(file)?;
+    fs::write(file, text).map_err(|error| named(file, &error))?;
+    println!("{}", file.display());
     Ok(())
 }
 

@@ -1,14 +1,13 @@
-//! Man pages and completions, from the definition of the command line.
+//! Man pages and completions, from the definition of the command line. Each package has them.
 
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use roff::{Roff, bold, roman};
+use std::fs;
+use std::io;
+use std::path::Path;
 use uzswap_cli::cli::Cli;
-
-/// The folders of the man pages and completions.
-const MAN: &str = "docs/man";
-const COMPLETIONS: &str = "docs/completions";
 
 /// The meaning of each exit status, and the command that alone has it, if any.
 const STATUSES: [(&str, &str, &str); 7] = [
@@ -34,7 +33,13 @@ const FILES: [(&str, &str); 6] = [
     ("/var/tmp", "Where the backing is, a file without a name, unless another is asked for."),
 ];
 
-/// Path and text of the man page of uzswap, and of each of its commands.
+/// Writes files, given by name and text, to a folder, which is made.
+pub fn write(folder: &Path, files: Vec<(String, String)>) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    files.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))
+}
+
+/// Name and text of the man page of uzswap, and of each of its commands.
 pub fn pages() -> Vec<(String, String)> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
@@ -44,7 +49,7 @@ pub fn pages() -> Vec<(String, String)> {
 }
 
 fn add_pages(name: &str, command: &Command, pages: &mut Vec<(String, String)>) {
-    pages.push((format!("{MAN}/{name}.1"), page(name, command.clone())));
+    pages.push((format!("{name}.1"), page(name, command.clone())));
     for sub in command.get_subcommands() {
         if !sub.is_hide_set() && sub.get_name() != "help" {
             add_pages(&format!("{name}-{}", sub.get_name()), sub, pages);
@@ -96,7 +101,7 @@ fn list(page: &mut Roff, title: &str, rows: &[(&str, String)]) {
     }
 }
 
-/// Path and text of the completions of each shell.
+/// Name and text of the completions of each shell.
 pub fn completions() -> Vec<(String, String)> {
     let shells =
         [(Shell::Bash, "uzswap.bash"), (Shell::Zsh, "_uzswap"), (Shell::Fish, "uzswap.fish")];
@@ -105,7 +110,7 @@ pub fn completions() -> Vec<(String, String)> {
         clap_complete::generate(shell, &mut shown(), "uzswap", &mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    shells.map(|(shell, name)| (format!("{COMPLETIONS}/{name}"), text(shell))).into()
+    shells.map(|(shell, name)| (name.to_owned(), text(shell))).into()
 }
 
 /// The command line without internal commands, which a shell must not offer.
@@ -125,19 +130,19 @@ mod tests {
     fn every_command_that_is_shown_has_a_page_with_an_example() {
         let pages = pages();
         for sub in shown().get_subcommands() {
-            let name = format!("{MAN}/uzswap-{}.1", sub.get_name());
-            let (_, text) = pages.iter().find(|(path, _)| *path == name).unwrap();
+            let name = format!("uzswap-{}.1", sub.get_name());
+            let (_, text) = pages.iter().find(|(page, _)| *page == name).unwrap();
             let example = text.split(".SH EXAMPLES").nth(1).unwrap().lines().nth(2).unwrap();
             assert!(example.contains(&format!("uzswap {}", sub.get_name())), "{name}: {example}");
         }
-        assert!(!pages.iter().any(|(path, _)| path.contains("keeper")));
+        assert!(!pages.iter().any(|(name, _)| name.contains("keeper")));
     }
 
     #[test]
     fn completions_offer_options_and_nothing_that_is_hidden() {
-        for (path, text) in completions() {
-            assert!(text.contains("compressor") && text.contains("in-process"), "{path}");
-            assert!(!text.contains("keeper") && !text.contains("switch-off"), "{path}");
+        for (name, text) in completions() {
+            assert!(text.contains("compressor") && text.contains("in-process"), "{name}");
+            assert!(!text.contains("keeper") && !text.contains("switch-off"), "{name}");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! are this machine's, or Debian's cross compiler. Only functions of version 2.28 are used.
 
 use crate::release::{Dist, succeed};
-use crate::{Result, output};
+use crate::{Result, manual, output};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -197,7 +197,7 @@ fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     output(unpack.arg("unpack").arg("--dest").arg(&stage).arg(made))?;
     let name = format!("uzswap-{VERSION}");
     let data = stage.join(&name).join(format!("{name}.data"));
-    lay_out(dist, &built, &data.join("scripts"), &data.join("data"))?;
+    lay_out(&built, &data.join("scripts"), &data.join("data"))?;
     let mut pack = dist.python_tool("wheel")?;
     output(pack.arg("pack").arg("--dest-dir").arg(&dist.folder).arg(stage.join(name)))?;
     check_size(dist, processor)
@@ -230,12 +230,11 @@ fn tarball_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     let built = build(dist, processor)?;
     let name = format!("uzswap-{VERSION}-{}-linux", processor.name);
     let folder = dist.stage.join(&name);
-    lay_out(dist, &built, &folder.join("bin"), &folder)?;
+    lay_out(&built, &folder.join("bin"), &folder)?;
     for file in ["README.md", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT"] {
         fs::copy(dist.root.join(file), folder.join(file))?;
     }
-    let completions = dist.root.join("docs/completions");
-    succeed(Command::new("cp").arg("-r").arg(completions).arg(folder.join("share/completions")))?;
+    manual::write(&folder.join("share/completions"), manual::completions())?;
     let archive = dist.folder.join(format!("{name}.tar.gz"));
     let mut tar = Command::new("tar");
     tar.args(["--owner=0", "--group=0", "--sort=name", "-czf"]).arg(archive);
@@ -243,7 +242,7 @@ fn tarball_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
 }
 
 /// Copies the program to `programs`, and its other files below `prefix`.
-fn lay_out(dist: &Dist, built: &Built, programs: &Path, prefix: &Path) -> Result<()> {
+fn lay_out(built: &Built, programs: &Path, prefix: &Path) -> Result<()> {
     let copy = |from: &Path, folder: &Path, mode: u32| -> Result<()> {
         let to = folder.join(from.file_name().ok_or("a file without a name")?);
         fs::create_dir_all(folder)?;
@@ -254,10 +253,7 @@ fn lay_out(dist: &Dist, built: &Built, programs: &Path, prefix: &Path) -> Result
     for library in &built.libraries {
         copy(library, &prefix.join("lib/uzswap"), 0o755)?;
     }
-    for page in fs::read_dir(dist.root.join("docs/man"))? {
-        copy(&page?.path(), &prefix.join("share/man/man1"), 0o644)?;
-    }
-    Ok(())
+    Ok(manual::write(&prefix.join("share/man/man1"), manual::pages())?)
 }
 
 /// Headers and libraries of the old system, and a compiler that uses those.
