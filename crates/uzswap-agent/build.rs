@@ -4,8 +4,8 @@
 //! (src/thread_locals.rs). It calls no functions for files and times that a library of the
 //! program's may have (src/kernel.rs).
 //!
-//! Each program of a tree loads this library, so it needs no library that a program would not load
-//! without it.
+//! Each program of a tree loads this library. So it needs only libraries that every program loads
+//! anyway.
 
 use std::env;
 use std::fs;

@@ -14,7 +14,7 @@ fn main() {
         // One mapping for code and constants, one for variables: each further mapping takes the
         // kernel two microseconds, and a fork one more.
         "-Wl,-z,noseparate-code",
-        // A read-only part would be a page of its own, and another system call.
+        // A read-only part would take one more page and one more system call.
         "-Wl,-z,norelro",
         "-Wl,-z,defs",
         "-Wl,--build-id=none",

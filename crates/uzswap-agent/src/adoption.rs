@@ -2,8 +2,8 @@
 //!
 //! The kernel lists each mapping with its treatment ([`uzswap_sys::smaps`]). Access and name alone
 //! do not show that a child finds it empty, or that a key protects it. A mapping of an unknown kind
-//! is left alone, and counted by the reason. The kernel joins neighbours to one mapping: the parts
-//! that must stay are cut out of it.
+//! is left alone, and counted by the reason. The kernel merges neighbours into one mapping, from
+//! which we cut the parts that must stay.
 
 use crate::{AGENT, allocator, devices, layout, looker, stacks};
 use std::ops::Range;
@@ -19,16 +19,15 @@ use uzswap_tree::Tree;
 /// A mapping up to this size is the stack of a thread whose stack pointer is in it. Of a larger
 /// mapping only a part is the stack, such as a coroutine's in the heap.
 const STACK_MAX: usize = 16 << 20;
-/// Bytes around the stack pointer of a thread whose stack is a part of a mapping: they stay for the
-/// moment.
+/// Bytes around a stack pointer in such a larger mapping. They stay in memory for now.
 const AROUND_STACK: usize = 64 << 10;
 /// Bytes around a thread's block that the kernel and this library use: the C library's description
 /// of the thread lies behind the block. With a margin.
 const BLOCK: usize = 64 << 10;
 /// Bytes of the C library's description of a thread, behind the thread's block. With a margin.
 const THREAD: usize = 4 << 10;
-/// The same without: glibc's has at least as many, from 2.28 on. It ends less than a page before
-/// the mapping does, so its last bytes lie in the same page as these.
+/// Bytes of that description at least, since glibc 2.28. The description ends less than a page
+/// before the mapping, so its last bytes lie in the same page as these.
 const THREAD_LEAST: usize = 2304;
 
 /// Bytes that the variables of all files take before the block of a thread.
@@ -44,7 +43,8 @@ fn around_block(block: usize) -> Range<usize> {
     before_block(block).start..block.saturating_add(BLOCK)
 }
 
-/// The same of a thread whose stack ends with its block: other memory may lie behind.
+/// The block and the variables of a thread whose stack ends with its block. Other memory may lie
+/// behind the block.
 pub fn before_block(block: usize) -> Range<usize> {
     block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(THREAD_LEAST)
 }
@@ -199,7 +199,7 @@ fn stays(one: &Described<'_>) -> Option<Stays> {
         .or(is_dropped.then_some(Stays::Droppable))
 }
 
-/// The bytes of a mapping that stay whatever is around it, and why, if any do.
+/// The bytes of a mapping that must stay, whatever is around it, and the reason.
 fn staying(one: &Described<'_>) -> Option<(Stays, u64)> {
     match one.mapped.access[3] {
         _ if is_plain(one) => stays(one).map(|why| (why, one.page_bytes)),
@@ -278,7 +278,7 @@ fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying])
     let stacks: Vec<_> = stacks.map(around).collect();
     let Some(agent) = AGENT.get() else { return };
     let start = stacks_end.unwrap_or(range.start).max(range.start);
-    // The kernel's page of zeros may be there, which the kernel does not count as memory.
+    // The kernel's zero page may be mapped. The kernel does not count it as memory.
     let contents = match one.mapped.access[1] {
         b'w' => Contents::Pages,
         _ => Contents::ReadOnlyPages,

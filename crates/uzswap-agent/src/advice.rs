@@ -12,8 +12,8 @@ use uzswap_sys::map::PAGE_BYTES;
 const MADV_GUARD_INSTALL: i32 = 102;
 const MADV_GUARD_REMOVE: i32 = 103;
 
-/// Advice that `process_madvise` takes for the memory of any process. Before Linux 6.13 it takes no
-/// other, for its own either.
+/// Advice that `process_madvise` takes for the memory of any process. Before Linux 6.13 it takes
+/// only these, even for the calling process.
 pub const FOR_ANY_PROCESS: [i32; 4] =
     [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, MADV_COLLAPSE];
 /// Newer than the C library's list.
@@ -112,8 +112,8 @@ fn remove_guards(agent: &Agent, call: &mut Call, range: Range<usize>) {
     }
 }
 
-/// Populates a range. Adopted pages come in as they are touched: together they might not fit. But
-/// the kernel is asked whether they could be populated.
+/// Populates a range. Adopted pages come in when they are touched, because all of them might not
+/// fit. The kernel still checks the arguments.
 fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let [_, _, advice, ..] = call.arguments;
     let mut at = range.start;

@@ -2,8 +2,8 @@
 //! may not use that heap. Rust's allocations, and those of the C code that is linked in (build.rs),
 //! come from our own mappings, taken directly from the kernel.
 //!
-//! The lock is held over a fork of a program that was taken over, so that the child finds the
-//! allocator whole. A child of another program begins with an empty one ([`renew`]).
+//! A thread that forks a program that was taken over holds the lock, so that the child's allocator
+//! is consistent. A child of another program begins with an empty allocator ([`renew`]).
 
 use dlmalloc::{Allocator, Dlmalloc};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -43,7 +43,7 @@ static ARENAS_USED: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of the last arena that are given out.
 static LAST_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The addresses that are this allocator's.
+/// This allocator's addresses.
 pub fn own() -> impl Iterator<Item = Range<usize>> {
     ARENAS[..ARENAS_USED.load(Acquire)].iter().map(|arena| {
         let at = arena.at.load(Relaxed);
@@ -127,8 +127,8 @@ unsafe impl Sync for Own {}
 #[global_allocator]
 static OWN: Own = Own(UnsafeCell::new(Mutex::new(Dlmalloc::new_with_allocator(Pages))));
 
-/// The first so many arenas are of an allocator that [`renew`] has replaced: their blocks stay as
-/// they are.
+/// The number of arenas, from the first, whose allocator [`renew`] has replaced. Their blocks stay
+/// allocated.
 static OF_BEFORE: AtomicUsize = AtomicUsize::new(0);
 
 /// Begins with a new allocator in a forked child, because another thread of the parent may have had
@@ -168,7 +168,7 @@ unsafe impl GlobalAlloc for Own {
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         if is_of_before(block) {
-            // SAFETY: as of the caller's; both blocks have so many bytes, and are apart.
+            // SAFETY: the caller's promise; both blocks have as many bytes, and do not overlap.
             return unsafe {
                 let new = lock().malloc(bytes, layout.align());
                 if !new.is_null() {
@@ -182,9 +182,9 @@ unsafe impl GlobalAlloc for Own {
     }
 }
 
-/// Nobody allocates while this is held.
+/// No thread allocates while the caller holds this lock.
 pub fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
-    // SAFETY: shared use of the lock; `renew` writes it where nobody else is.
+    // SAFETY: shared use of the lock; `renew` writes it only in a process with one thread.
     unsafe { &*OWN.0.get() }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

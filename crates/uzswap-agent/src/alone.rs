@@ -52,21 +52,22 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
     make()
 }
 
-/// How often other threads are looked for: an ending thread of ours is forgotten before it is gone.
+/// How often we count the other threads. The kernel still lists a thread of ours for a moment after
+/// our list has dropped it.
 const LOOKS: u32 = 100;
 
 fn is_alone() -> bool {
     of_program() == 1
 }
 
-/// Threads of the program. Where the kernel does not tell them, more than one.
+/// The number of the program's threads; the largest number if the kernel does not list them.
 fn of_program() -> usize {
     let _inside = inside();
     stop::threads().map_or(usize::MAX, |all| all.len().saturating_sub(threads::ours().len()))
 }
 
-/// The same once threads of ours that begin or end are known, or after a moment; also for a program
-/// that counts its threads itself.
+/// The number of the program's threads, for a program that counts them itself. Waits a moment for
+/// threads of ours that begin or end.
 pub extern "C" fn count() -> u64 {
     let mut looks = 0;
     while looks < LOOKS && !is_alone() {

@@ -39,8 +39,8 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
         pins = pin_all(agent, call, buffers);
     }
     if pins.left() > 0 && !has_untold(buffers) && !is_deep(call.number as c_long) {
-        // All memory of the call is present. A second try after `EFAULT` would lose a message that
-        // the first one has taken.
+        // All memory of the call is present. A second try after `EFAULT` would lose the message
+        // that the first try has taken.
         make_once(call);
         let mut tries = 0;
         while call.result == -i64::from(libc::EFAULT)
@@ -67,8 +67,8 @@ fn is_read_of_file(call: &Call) -> bool {
         && is_moved_whole(call.arguments[0] as i32)
 }
 
-/// Reads into a list of buffers, each in parts that may be pinned. `false`: nothing is read; the
-/// kernel will refuse such a list.
+/// Reads into a list of buffers, each in parts that may be pinned. `false` if the list cannot be
+/// read. Nothing has been done then, and the kernel will refuse the list.
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
     let Some(given) = GivenMemory::list(list, count) else { return false };
@@ -94,8 +94,8 @@ fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     true
 }
 
-/// Moves a list of buffers, so many bytes of it at most, part by part as long as parts are
-/// complete. `make` is given a part and the bytes before it; the answer to all of it.
+/// Moves up to `most` bytes of a list of buffers, part by part, until a part is incomplete. `make`
+/// gets a part, and the number of bytes before it. Returns the answer to the whole call.
 fn move_list(
     agent: &Agent,
     given: GivenMemory,

@@ -14,8 +14,8 @@ use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
 /// True if the agent looks at a call even in a program that is left alone. Our handlers stay there,
-/// and a replaced instruction raises SIGILL, which no thread may block. A thread that has no signal
-/// stack of ours by then gets none. Under a filter of the program's the kernel has the program's
+/// and a replaced instruction raises SIGILL, which no thread may block. A thread without a signal
+/// stack of ours gets none any more. Under a filter of the program's the kernel has the program's
 /// signal stack.
 fn is_kept(number: c_long) -> bool {
     match number {
@@ -59,7 +59,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
     }
     if matches!(call.number as c_long, libc::SYS_execve | libc::SYS_execveat) {
         // A child of `vfork` shares its parent's thread variables, and never comes back from this
-        // call. The parent would seem to be in a call on a stack that is gone.
+        // call. Otherwise the parent would seem to be in a call, on a stack that the child has
+        // left.
         return treat(agent, call);
     }
     let frame = Frame::of(call);
@@ -88,9 +89,9 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// A call of a pager's thread. It brings no page in, because it might then wait for a lock of its
-/// own. An unused argument of the call may be an address of the program's by chance. But the C
-/// library may make such a thread trim the heap, which is the program's.
+/// A call of a pager's thread. It brings no page in, because the thread might wait for a lock that
+/// it holds itself. An unused argument of the call may be an address of the program's by chance.
+/// But the C library may make such a thread trim the heap, which is the program's.
 fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_brk => own(agent, call),

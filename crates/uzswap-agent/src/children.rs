@@ -7,7 +7,7 @@ use uzswap_sys::process;
 use uzswap_tree::front::Front;
 
 /// Starts our threads in a child that was made past the C library's `fork`, where no handler has
-/// done so. A child that may have none is left alone.
+/// done so. uzswap leaves a child alone that may not start threads.
 pub fn attend() {
     if !stage::change(Stage::Bare, Stage::Managed) {
         return;

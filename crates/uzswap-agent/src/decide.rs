@@ -15,10 +15,10 @@ const GROWTH: u64 = 4 << 30;
 /// Looks in a row at which no process can give memory back, before the message that none is left.
 /// Other processes may have just died, or begun to wait.
 pub const HOPELESS: u32 = 100;
-/// Between two looks.
+/// The time between two looks.
 pub const WAIT_MIN: Duration = Duration::from_millis(2);
 pub const WAIT_MAX: Duration = Duration::from_millis(100);
-/// Between two reports to the tree.
+/// The time between two reports to the tree.
 pub const TELL: Duration = Duration::from_millis(50);
 /// The interval at which shared memory is measured, in at most a 20th of the time. Less than
 /// [`SHARED_LEAST`] counts as none.
@@ -28,7 +28,7 @@ const SHARED_LEAST: u64 = 1 << 20;
 /// Mappings that were left open are searched for used pages when memory besides the pager's has
 /// grown by this.
 const LOOK_STEP: u64 = 256 << 10;
-/// A pager's budget stays if the new one differs by less than this part.
+/// A pager keeps its budget if the new budget differs by less than this part.
 const BUDGET_STEP: u64 = 64;
 /// The longest time that a thread which asks for memory waits for the take-over: it may have a lock
 /// that the take-over needs.
@@ -71,7 +71,7 @@ pub struct Managed {
     pub is_starved: bool,
     /// Another process may give memory back.
     pub may_hope: bool,
-    /// Looks in a row, before this one, with a starved thread and no hope.
+    /// Consecutive earlier looks that found a starved thread and no donor.
     pub hopeless: u32,
     pub is_suspended: bool,
     /// Its faults are not served just now.
@@ -158,8 +158,8 @@ fn before_take_over(seen: &Unmanaged) -> Action {
 fn keep(seen: &Managed) -> Keep {
     let least = least_budget(seen.least);
     let is_slowed = seen.is_slowed && !seen.is_starved && !seen.is_read;
-    // If its budget is below its least or its share, it starves only because of that, and gets more
-    // now.
+    // A process whose budget is below its least or its share starves only because of that. It gets
+    // more now.
     let is_cut = least > seen.budget || seen.kept_idle < seen.allowance;
     let is_hopeless = seen.is_starved && !seen.may_hope && !is_cut;
     let kept_idle = if seen.is_starved { u64::MAX } else { seen.kept_idle };
@@ -186,7 +186,7 @@ fn keep(seen: &Managed) -> Keep {
     }
 }
 
-/// The faults of a slowed process are served in one of so many slices of time.
+/// A slowed process's faults are served in one of [`SLICES`] slices of time.
 const SLICE: Duration = Duration::from_millis(50);
 const SLICES: u64 = 4;
 
@@ -196,7 +196,7 @@ pub fn is_slowed(ahead: u64, cpus: u64, now: u64, process: u64) -> bool {
     ahead >= 2 * cpus && !(now / SLICE.as_millis() as u64 + process).is_multiple_of(SLICES)
 }
 
-/// The least budget of a pager that needs at least so much.
+/// The least budget of a pager that needs `least` bytes.
 fn least_budget(least: u64) -> u64 {
     least.max(BUDGET_LEAST)
 }
@@ -206,12 +206,13 @@ pub fn least_unmanaged(used: u64) -> u64 {
     used.min(MANAGED_MIN)
 }
 
-/// The same after the take-over, by the memory besides the pager's and the pager's least.
+/// Bytes that a process needs after the take-over: its memory outside of the pager, and the pager's
+/// least.
 pub fn least_managed(besides: u64, least: u64) -> u64 {
     besides.saturating_add(least_budget(least))
 }
 
-/// The time in which the program could use up so much room.
+/// The time in which the program could use `room` bytes up.
 fn wait(room: u64) -> Duration {
     Duration::from_secs_f64(room as f64 / GROWTH as f64).clamp(WAIT_MIN, WAIT_MAX)
 }
@@ -222,7 +223,7 @@ fn reserve(allowance: u64) -> u64 {
     (allowance / 4).max((COST + BETWEEN).min(allowance / 2))
 }
 
-/// True if so much memory is too much for a program that has not been taken over.
+/// True if a program with `bytes` of memory must be taken over.
 pub fn is_too_much(bytes: u64, allowance: u64) -> bool {
     bytes > allowance - reserve(allowance)
 }
@@ -237,8 +238,8 @@ pub fn counted_shared(bytes: u64) -> u64 {
     if bytes < SHARED_LEAST { 0 } else { bytes }
 }
 
-/// The time until shared memory is measured again, if the last time `took` so long. It is short
-/// after a fork, since a child may become another program, and then grows.
+/// The time until shared memory is measured again; the last measurement `took` so long. It is short
+/// after a fork, because the child may execute another program. Then it grows.
 pub fn shared_wait(is_new: bool, before: Duration, took: Duration) -> Duration {
     let wait = if is_new { WAIT_MIN } else { (before * 2).min(SHARED_WAIT) };
     wait.max(took * SHARED_PART)

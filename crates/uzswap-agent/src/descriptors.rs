@@ -12,10 +12,10 @@ use uzswap_calls::{Call, Outcome};
 use uzswap_sys::fault_signals;
 
 const APART: &str = "a thread of it has descriptors of its own (unshare, close_range)";
-/// How long threads of ours may take to begin or end, on a busy machine.
+/// The time that threads of ours may take to begin or end, on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// True if the calling thread, which is to get its own table, keeps the one that it has.
+/// True if the calling thread, which asks for a table of its own, may keep its present table.
 fn is_kept() -> bool {
     let is_taken_over = stage::is_taken_over();
     // A child of `vfork` has its own table already.
@@ -42,7 +42,7 @@ pub extern "C" fn unshare(number: c_long, first: u64, second: u64) -> c_long {
     alone::call(number, if is_kept { first & !FILES } else { first }, second)
 }
 
-/// The same for a replaced call.
+/// Prepares a replaced call for it.
 pub fn on_unshare(call: &mut Call) -> Outcome {
     let [first, second, ..] = call.arguments;
     call.result = unshare(call.number as c_long, first, second);

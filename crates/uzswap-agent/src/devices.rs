@@ -2,8 +2,9 @@
 //!
 //! If a virtual machine's guest, a driver or an asynchronous read meets an absent page, no thread
 //! can bring it in. So such memory stays: the calls that name it give it back to the program.
-//! Before the take-over the preloaded library reports these calls. A device may have been told of
-//! memory in another way, and does not say of which: a program that has one open is left alone.
+//! Before the take-over the preloaded library reports these calls. A program may have given a
+//! device memory in another way, and no call lists that memory. So uzswap leaves a program alone
+//! that has such a device open.
 
 use crate::buffers::touched;
 use crate::pins::{BUFFERS_MAX, Pins, buffer_of, make, peek, pin_vector};
@@ -20,7 +21,7 @@ use uzswap_sys::map::PAGE_BYTES;
 /// names: rings, drivers that programs hand their memory to.
 const USERS: [&str; 5] =
     ["anon_inode:[io_uring]", "/dev/iommu", "/dev/infiniband/", "/dev/nvidia", "/dev/kfd"];
-/// The same, of devices that are told of memory by calls that [`note`] knows.
+/// Devices that get memory by calls that [`note`] knows.
 const TOLD: [&str; 3] = ["anon_inode:kvm-vm", "/dev/vhost-", "/dev/vfio/"];
 
 /// The name of an open file by which the kernel may use memory that is not known here. Looks at the
@@ -52,7 +53,8 @@ pub fn handed() -> Vec<Range<usize>> {
 
 /// The preloaded library calls this before an `ioctl` that hands memory to a device.
 pub extern "C" fn note(number: u32, at: u64) {
-    // The program may hold the locks of its allocator, and a signal must not find ours.
+    // The program may hold its allocator's locks, and a signal handler must not meet a lock of
+    // ours.
     let _inside = inside();
     let mut handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
     each_range(number, at, |address, bytes| {
@@ -74,7 +76,8 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     each_range(number as u32, at, |address, bytes| layout::give_back(agent, address, bytes));
     let mut pins = Pins::new(agent);
     if number as u32 == UFFDIO_COPY {
-        // The kernel would copy as far as the memory is there, and say that it is to go on.
+        // Otherwise the kernel would copy the present part, and answer that the caller has to
+        // continue.
         pins.pin(at, size_of::<UffdCopy>() as u64);
         peek::<UffdCopy>(at).inspect(|copy| _ = pins.pin(copy.from, copy.bytes));
     }

@@ -1,5 +1,5 @@
 //! `execve`: the agent pins the path and all strings while the kernel copies them. The kernel
-//! answers `EFAULT` if a string is out, and other threads may need all memory meanwhile.
+//! answers `EFAULT` if a string is absent. Other threads may need all memory while the agent pins.
 
 use crate::pins::{Pins, TRIES, peek_bytes};
 use crate::{Agent, stacks};
@@ -34,9 +34,9 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
 /// The strings that were brought in.
 struct StringsIn<'a> {
     agent: &'a Agent,
-    /// Pins as many strings as may be pinned. `None`: none may.
+    /// Pins as many strings as may be pinned; `None` if none may be.
     pins: Option<Pins<'a>>,
-    /// The last page that was pinned for a string: the next string is in the same one, most likely.
+    /// The last page that was pinned for a string. The next string is most likely in the same page.
     page: u64,
 }
 
@@ -56,7 +56,7 @@ impl StringsIn<'_> {
         while at != 0 {
             self.bring(at, 8);
             let mut strings = [0u64; 32];
-            // Up to the end of the page, so that all that is asked for is there or none is.
+            // Up to the end of the page, so that all of these words are present or all are absent.
             let count = ((page_end(at) - at) as usize / 8).clamp(1, strings.len());
             let read = peek_bytes(at, bytes_of(&mut strings[..count])) / 8;
             for string in &strings[..read] {

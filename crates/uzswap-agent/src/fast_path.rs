@@ -1,8 +1,7 @@
 //! The fast path of a replaced call, which handles most calls of a server: their buffers are
 //! present. It saves the cost of keeping the processor's whole state ([`uzswap_calls::Looks`]). So
-//! no code here, nor any that is called from here, may call the C library or use vector registers
-//! beyond those of any x86-64. `tests/tests/in_process/fast_path.rs` reads the machine code for
-//! that.
+//! the code here, and all that it calls, may use neither the C library nor vector registers that an
+//! x86-64 may lack. `tests/tests/in_process/fast_path.rs` checks the machine code.
 
 use crate::pins::used_of_futex;
 use crate::{own_files, stage, thread};

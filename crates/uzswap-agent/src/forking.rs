@@ -1,18 +1,17 @@
 //! Forks: the fork itself gives the child a copy of everything, pool and index too.
 //!
-//! Everything of ours stands still only around the system call, which is a replaced instruction.
-//! Before and after that call the C library and the program's handlers (`pthread_atfork`) use
-//! memory, take locks and wait for other threads, and all of these may need us. So nothing is
-//! locked there, and no signal is blocked. A fork that is made past the C library's `fork` is like
-//! any other.
+//! Our threads stand still only during the system call, which is a replaced instruction. Before and
+//! after the call the C library and the program's handlers (`pthread_atfork`) use memory, take
+//! locks and wait for other threads. All of these may need us. So we lock nothing and block no
+//! signal there. A fork that is made past the C library's `fork` is like any other.
 //!
-//! Before the take-over no instruction is replaced. The child then has a new allocator, because
-//! another thread of the parent may have held the old one ([`in_child`]). `fork` waits while our
-//! thread does work that a child must not find half done, and that work begins when no fork is
-//! under way ([`busy`]). The search for system calls takes long, and is no such work.
+//! Before the take-over no instruction is replaced. The child then gets a new allocator, because
+//! another thread of the parent may have held the old one's lock ([`in_child`]). `fork` waits while
+//! our thread does work that a child must not find half done. Our thread begins such work when no
+//! fork is under way ([`busy`]). The long search for system calls is not such work.
 //!
-//! A child has none of our threads. They are started where the C library is whole: in a handler of
-//! `pthread_atfork`, or, if none was run, once the child asks for memory.
+//! A child has none of our threads. We start them where the C library can be used: in a handler of
+//! `pthread_atfork`. If no handler ran, we start them when the child asks for memory.
 
 use crate::stage::{self, Stage};
 use crate::{Agent, Inside, allocator, front, guests, inside, layout, thread};
@@ -52,12 +51,12 @@ pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let quiet = at_work();
     let layout = layout::lock();
     let pages = agent.pager.before_fork()?;
-    // Last: nothing is allocated or freed from here on.
+    // The allocator's lock is the last: nothing is allocated or freed after it.
     Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(allocator::lock()) })
 }
 
 impl<L, M> Still<L, M> {
-    /// In the parent, or where there is no child: all goes on.
+    /// Releases everything in the parent, whether or not there is a child.
     pub fn in_parent(self) {
         let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
@@ -66,7 +65,7 @@ impl<L, M> Still<L, M> {
         drop(inside);
     }
 
-    /// In the child, before anything of the program runs there.
+    /// Makes the state the child's own, before the program's code runs in the child.
     pub fn in_child(self) {
         let Self { inside, quiet, layout, pages, memory } = self;
         drop(ManuallyDrop::into_inner(memory));
@@ -77,7 +76,7 @@ impl<L, M> Still<L, M> {
         guests::forget();
         drop((layout, quiet));
         match refused {
-            // Meanwhile a thread of the parent gave the program up.
+            // A thread of the parent had given the program up.
             _ if stage::is_left() => {}
             Some(error) => leave(&error),
             None => stage::enter(Stage::Bare),
@@ -86,7 +85,7 @@ impl<L, M> Still<L, M> {
     }
 }
 
-/// In a child that cannot have a pager of its own, and whose memory is all in its place.
+/// Leaves a child alone that cannot have a pager of its own, and whose memory is all present.
 fn leave(error: &io::Error) {
     front().into_iter().for_each(Front::forked);
     stage::enter(Stage::LeftAlone);
@@ -97,24 +96,24 @@ fn leave(error: &io::Error) {
 /// and by the thread that takes over.
 static QUIET: Mutex<()> = Mutex::new(());
 
-/// Held while the thread that watches is at work; a fork waits for it.
+/// The lock that the watching thread holds while it works. A fork waits for it.
 pub fn at_work() -> MutexGuard<'static, ()> {
     QUIET.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forks by `fork` that are under way in a program that was not taken over, with two flags.
+/// Calls of `fork` that are under way in a program that was not taken over, and two flags.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// The watching thread waits for these forks, and new forks wait for it.
+/// Flag: the watching thread waits for these forks, and new forks wait for the watching thread.
 const WANTED: u32 = 1 << 30;
-/// The watching thread is at work: a child would find more half done than it can begin anew.
+/// Flag: the watching thread does work that a child must not find half done.
 const BUSY: u32 = 1 << 31;
 
-/// How long our thread waits for forks at a time. Then waiting forks may go on, because a fork
-/// under way may need a lock that a waiting thread has.
+/// The time for which our thread waits for forks. Then it lets waiting forks proceed for a moment,
+/// because a fork under way may need a lock that a waiting thread holds.
 const TURN: Duration = Duration::from_millis(100);
-/// After so many turns our thread no longer waits for forks; and a fork waits no longer than the
-/// time below for our thread. Each may have a lock that the other needs. A child that is made
-/// during the work is left alone.
+/// Our thread waits for forks for this many turns, and a fork waits for our thread for the time
+/// below. Either may hold a lock that the other needs. uzswap leaves a child alone that is made
+/// during the work.
 const TURNS: u32 = 50;
 const FORKS_PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
@@ -122,7 +121,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The thread that watches has begun work that a child must not find half done.
 pub struct Busy;
 
-/// Makes new forks wait, and waits for those that are under way. The work begins after this.
+/// Makes new forks wait, and waits for the forks that are under way. The caller's work begins then.
 pub fn busy() -> Busy {
     for _ in 0..TURNS {
         FORKS.fetch_or(WANTED, SeqCst);
@@ -133,7 +132,7 @@ pub fn busy() -> Busy {
         FORKS.fetch_and(!WANTED, SeqCst);
         std::thread::sleep(2 * PAUSE);
     }
-    // Forks that are under way are no longer counted.
+    // Forks that are still under way are not counted from now on.
     FORKS.store(BUSY, SeqCst);
     Busy
 }
@@ -166,8 +165,8 @@ fn end_fork() {
     let _ = FORKS.fetch_update(SeqCst, SeqCst, less);
 }
 
-/// Makes a fork. The C library's functions around it, and the program's, may take memory, wait for
-/// other threads, or be interrupted by signals: nothing of ours is held meanwhile.
+/// Makes a fork. The C library's and the program's functions around it may take memory, wait for
+/// other threads, or be interrupted by signals. So we hold no lock.
 pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     if stage::is_taken_over() {
         // Everything stands still around the system call.
@@ -185,8 +184,8 @@ pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     child
 }
 
-/// In a child of a process that has not been taken over: the child is a process of its own, which
-/// no thread watches yet. `false`: its parent was being taken over, and the child is left alone.
+/// Adds a child of a process that has not been taken over to the tree. No thread watches the child
+/// yet. `false` if the parent was being taken over: then uzswap leaves the child alone.
 pub extern "C" fn in_child() -> bool {
     if stage::is_taken_over() {
         return true;

@@ -1,9 +1,9 @@
-//! Other processes of the tree read and write this one's memory, and ask for its pages by visits
-//! of `uzswap_tree`. The thread that watches brings these in and pins them until the visit is over.
-//! So the visitor's call finds them, and no page leaves while the kernel writes it.
+//! Other processes of the tree read and write this process's memory, and ask for its pages by
+//! visits of `uzswap_tree`. The watching thread brings the pages in and pins them until the visit
+//! is over. So the visitor's call finds the pages, and no page leaves while the kernel writes it.
 //!
-//! The thread waits neither for room nor for a page that another thread has: it alone gives the
-//! pager a larger budget. A guest for which there is no room stays in line.
+//! The watching thread waits neither for room nor for a page that another thread has, because only
+//! it gives the pager a larger budget. A guest that finds no room stays in line.
 
 use crate::Agent;
 use crate::stage::{self, Stage};
@@ -21,11 +21,12 @@ const PAGES: usize = VISIT_BYTES_MAX as usize / PAGE_BYTES;
 const PART: u64 = 8;
 /// Pages for which room is made at a time.
 const STEP: usize = 32;
-/// How long a guest waits for room, milliseconds. After that some of its pages come in beyond the
-/// budget, and other pages leave. A suspended process has no room, and its pages leave again soon.
+/// The time for which a guest waits for room, in milliseconds. Then some pages come in for it
+/// beyond the budget, and other pages leave. A suspended process has no room, and its pages leave
+/// again soon.
 const PATIENCE: u64 = 200;
 const PATIENCE_SUSPENDED: u64 = 10;
-/// The next look if a guest waits.
+/// The time until the next look while a guest waits.
 pub const SOON: Duration = Duration::from_millis(1);
 
 /// A visit, and its pages that are pinned.
@@ -48,8 +49,8 @@ impl Pinned {
         self.pages.iter().map(|part| u64::from(part.count_ones())).sum()
     }
 
-    /// Pins up to so many pages, until there is no room, or another thread has one at this moment.
-    /// Returns their number, with those that are not ours.
+    /// Pins up to `most` pages, until there is no room or another thread has the next page. Returns
+    /// the number of pages, including those that are not adopted.
     fn pin(&mut self, agent: &Agent, most: usize, may_exceed: bool) -> usize {
         for page in 0..most {
             let is_step = page % STEP == 0;
@@ -76,13 +77,13 @@ impl Pinned {
 /// The guests whose pages are pinned, and the wait of those in line.
 struct Guests {
     pinned: [Option<Pinned>; GUESTS],
-    /// Since when one that asks has waited for room, milliseconds of the system's clock.
+    /// The time since which a guest has waited for room, in milliseconds of the system's clock.
     waits_since: Option<u64>,
 }
 
 static GUESTS_NOW: Mutex<Guests> = Mutex::new(Guests { pinned: [None; GUESTS], waits_since: None });
 
-/// In a child, which nobody visits yet. Its copies of pinned pages are unpinned.
+/// Unpins a forked child's copies of pinned pages: no process visits the child yet.
 pub fn forget() {
     each(|guests| guests.end(|_| true));
 }
@@ -91,8 +92,8 @@ fn each<R>(work: impl FnOnce(&mut Guests) -> R) -> R {
     work(&mut GUESTS_NOW.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Serves the guests, and ends visits that are over; true if a guest waits. In the thread that
-/// watches, while no fork is under way.
+/// Serves the guests, and ends visits that are over; true if a guest waits. Called by the watching
+/// thread while no fork is under way.
 pub fn attend(agent: &Agent, tree: &Tree) -> bool {
     let is_host = stage::now() == Stage::Managed;
     tree.set_host(is_host);
@@ -119,7 +120,7 @@ impl Guests {
         }
     }
 
-    /// Brings pages in for a guest. `false`: it is to wait.
+    /// Brings pages in for a guest. `false` if the guest has to wait.
     fn serve(&mut self, agent: &Agent, tree: &Tree, guest: &Guest) -> bool {
         let all: u64 = self.pinned.iter().flatten().map(Pinned::count).sum();
         let most = (agent.pager.memory() / PART / PAGE_BYTES as u64).saturating_sub(all);

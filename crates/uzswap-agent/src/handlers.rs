@@ -8,9 +8,9 @@
 //!        → the mask that the handler has left, without ours → rt_sigreturn
 //! ```
 //! A handler that interrupts a replaced call sees the thread as it would be in the kernel: at its
-//! `syscall`. So the handler may unwind from there (`pthread_cancel`, exceptions), or tell the
-//! place. When it returns, the thread goes on in our code, unless the handler has sent it
-//! elsewhere. If it never returns, the call is over: [`crate::thread`].
+//! `syscall`. So the handler may unwind from there (`pthread_cancel`, exceptions), or report the
+//! address. When the handler returns, the thread continues in our code, unless the handler has set
+//! another address. If the handler never returns, the call is over: [`crate::thread`].
 
 use crate::signals::{KernelAction, ours};
 use crate::{seen, stacks, stage, thread};
@@ -46,7 +46,7 @@ impl Entry {
     }
 }
 
-/// True if a handler is neither the default nor that the signal is ignored.
+/// True if the handler is neither SIG_DFL nor SIG_IGN.
 pub fn is_function(handler: u64) -> bool {
     ![libc::SIG_DFL, libc::SIG_IGN].contains(&(handler as usize))
 }
@@ -97,7 +97,7 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
         && !is_other
     {
         entry.set(&given);
-        // All signals are blocked: nothing else may run on our stack while a handler begins there.
+        // All signals are blocked, because no other handler may begin on our stack meanwhile.
         const FORM: u64 = SA_RESTORER | SA_ONSTACK | libc::SA_SIGINFO as u64;
         let restorer = behind_nop(leave_in_place);
         let (handler, flags) = (own_handler(), action.flags & !SA_NODEFER | FORM);
@@ -133,7 +133,7 @@ pub fn take_over() {
     }
 }
 
-/// Lets the kernel begin the program's handlers itself, as far as possible: the program is left
+/// Gives the kernel the program's handlers back where possible, when uzswap leaves the program
 /// alone.
 pub fn give_back() {
     for signal in 1..=SIGNALS as u64 {
@@ -181,7 +181,7 @@ impl UserContext {
         if self.extended.is_null() {
             return 0;
         }
-        // SAFETY: the kernel has written at least so much, with its own words at the end.
+        // SAFETY: the kernel has written at least these bytes, and its own words behind them.
         let [magic, bytes] = unsafe { self.extended.add(464).cast::<[u32; 2]>().read() };
         if magic == MAGIC { bytes as usize } else { LEGACY }
     }
@@ -193,16 +193,16 @@ struct OnStack {
     leave: u64,
     context: UserContext,
     info: libc::siginfo_t,
-    /// How the thread goes on.
+    /// The data to continue the thread.
     after: After,
 }
 
 struct After {
-    /// The true state, if the handler was shown another one; or null.
+    /// The true state, if the handler saw another state; else null.
     interrupted: *mut OnStack,
     /// The instruction and the stack that the handler was shown.
     shown: [u64; 2],
-    /// The replaced call that was interrupted; null: none.
+    /// The replaced call that was interrupted; null if there was none.
     call: *const Frame,
 }
 
@@ -238,7 +238,7 @@ pub unsafe fn deliver_from(
 /// See [`deliver_from`].
 ///
 /// # Safety
-/// As there.
+/// See [`deliver_from`].
 unsafe fn deliver(
     action: &KernelAction,
     signal: i32,
@@ -293,7 +293,7 @@ unsafe fn deliver(
     unsafe { go(&plan) }
 }
 
-/// Unblocks a signal if it is one of ours, by which pages come in.
+/// Unblocks a signal if pages come in by it.
 fn unblock(signal: i32) {
     let set = ours() & 1 << (signal - 1);
     if set != 0 {
@@ -311,8 +311,8 @@ fn is_astray(action: &KernelAction, interrupted: &UserContext, frame: usize, sp:
     action.flags & SA_ONSTACK == 0 && stack.contains(&frame) && !stack.contains(&sp)
 }
 
-/// Ends the process as the signal would have: the signal is sent again, and arrives as the thread
-/// goes on.
+/// Ends the process as the signal would have. The signal is sent again, and arrives when the thread
+/// continues.
 ///
 /// # Safety
 /// The arguments are the kernel's.
@@ -356,8 +356,8 @@ unsafe fn copy(
     let put = |below: usize| {
         let at = ((below - size_of::<OnStack>() + 8) & !15) - 8;
         let to = at as *mut OnStack;
-        // SAFETY: on the program's stack, below all that it uses; if that cannot be written, it
-        // has overflown, and the fault is met with our stack in use (`deliver`).
+        // SAFETY: on the program's stack, below all that the program uses. If the stack cannot be
+        // written, it has overflowed, and `deliver` handles the fault, since our stack is in use.
         unsafe {
             (&raw mut (*to).leave).write(leave);
             ptr::copy_nonoverlapping(interrupted, &raw mut (*to).context, 1);
@@ -367,7 +367,7 @@ unsafe fn copy(
             &mut *to
         }
     };
-    // SAFETY: as above, of so many bytes.
+    // SAFETY: as above, for `bytes` bytes.
     unsafe { ptr::copy_nonoverlapping(interrupted.extended, extended as *mut u8, bytes) };
     let given = put(extended);
     given.context.extended = if bytes == 0 { ptr::null_mut() } else { extended as *mut u8 };
@@ -375,7 +375,7 @@ unsafe fn copy(
     let mut given = ptr::from_mut(given);
     if let Some(registers) = shown(call, interrupted) {
         let under = given;
-        // SAFETY: both are on the program's stack now, and nobody else's.
+        // SAFETY: both frames are on the program's stack now, and no other thread uses them.
         unsafe {
             let shown = put(under as usize);
             shown.context.extended = (*under).context.extended;
@@ -417,7 +417,7 @@ fn shown(call: *const Frame, interrupted: &UserContext) -> Option<Registers> {
     Some(unsafe { frame.registers(is_made.or(ended)) })
 }
 
-/// Where this library's code is.
+/// The addresses of this library's code.
 fn own_code() -> std::ops::Range<usize> {
     unsafe extern "C" {
         /// The linker's: where this library begins, and where its code ends.
@@ -435,7 +435,7 @@ struct Plan {
     info: *mut libc::siginfo_t,
     context: *mut UserContext,
     handler: u64,
-    /// The kernel's stack for signals from now on; null: it stays.
+    /// The signal stack to register with the kernel; null to leave the present one.
     stack: *const libc::stack_t,
     mask: u64,
 }
@@ -551,8 +551,8 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
         let here = given.context.registers;
         let mut to = context;
         if let Some(interrupted) = interrupted.as_mut() {
-            // The thread goes on where it was interrupted, unless the handler has changed the
-            // place.
+            // The thread continues where it was interrupted, unless the handler has changed the
+            // address.
             if [here[RIP], here[RSP]] == shown {
                 interrupted.context.mask = given.context.mask;
                 interrupted.context.stack = given.context.stack;
@@ -576,7 +576,7 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
     }
 }
 
-/// The same for a handler that ran where the kernel began it.
+/// Ends a handler that ran where the kernel had begun it.
 unsafe extern "C" fn end_in_place(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
     unsafe { (*context).mask &= !ours() };

@@ -1,4 +1,4 @@
-//! The functions that the preloaded library calls in this one, once it has loaded it.
+//! The functions of this library that the preloaded library calls.
 
 use crate::{alone, descriptors, devices, forking, request, thread_locals, visits};
 use libc::{c_int, pid_t, sigaction as Action};

@@ -2,10 +2,10 @@
 //!
 //! A library of the program's may have functions by these names (eatmydata, fakechroot,
 //! libfaketime). Its code would run in our threads, and use memory that has left. A thread without
-//! a descriptor to bring it in would end the program. It may also open another file than ours, or
-//! tell another time. So the linker replaces them by the functions of this file (build.rs), for the
-//! standard library too. They make the calls that the C library makes, since a filter (seccomp) may
-//! permit those alone.
+//! a descriptor to bring that memory in would end the program. The library may also open another
+//! file than ours, or return another time. So the linker replaces these functions by those of this
+//! file (build.rs), for the standard library too. They make the same calls as the C library, since
+//! a filter (seccomp) may permit only those.
 
 use libc::{c_int, c_long, timespec};
 use nix::errno::Errno;
@@ -41,7 +41,7 @@ macro_rules! calls {
     )*};
 }
 
-/// The same for functions that the C library makes by a call with a folder, here the process's own.
+/// Functions that the C library implements by a call with a folder, here the current one.
 macro_rules! calls_at {
     ($($function:ident($flags:expr) = $number:ident;)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! The program's mappings that are or may be adopted; and the calls that change them.
 //!
-//! One lock orders these calls, as the kernel's own does. Its holder has all signals blocked, so
-//! that no handler of the program's waits for its own thread.
+//! One lock orders these calls, as the kernel's own does. The holder blocks all signals. Otherwise
+//! a handler of the program's could wait for the thread that it interrupted.
 
 use crate::pins::{self, Pins};
 use crate::{Agent, inside, stage};
@@ -60,8 +60,8 @@ impl Layout {
     }
 
     /// Replaces the system calls in a new mapping of a file's code, which no thread runs yet. The
-    /// code is readable meanwhile, and has its own access again afterwards. Errors: the calls are
-    /// left as they are.
+    /// code is readable during the replacement, and then has its former access again. After an
+    /// error the calls are as before.
     fn patch(
         &mut self,
         mapped: &Range<usize>,
@@ -130,7 +130,7 @@ fn replace(
 }
 
 impl Agent {
-    /// Adopts memory that has just become accessible, as far as it can be.
+    /// Adopts those parts of newly accessible memory that can be adopted.
     fn adopt_fresh(&self, range: Range<usize>) {
         let (start, end) = (range.start, range.end);
         // The kernel joins it with the adopted memory beside it.
@@ -144,8 +144,8 @@ impl Agent {
         }
     }
 
-    /// Adopts memory again. Except in the mode of protection, the program may have taken its own
-    /// access away.
+    /// Adopts memory again. The program may have taken its own access away, except in the mode of
+    /// protection.
     fn adopt_again(&self, range: Range<usize>) {
         let contents = match crate::mode() {
             Mode::Protection => Contents::Pages,
@@ -154,12 +154,12 @@ impl Agent {
         self.adopt(range, contents);
     }
 
-    /// Adopts memory, however little, unless the program is left alone by now. After an error the
-    /// rest is memory of the program's that is not managed.
+    /// Adopts memory of any size, unless uzswap leaves the program alone. After an error the rest
+    /// is the program's and not managed.
     fn adopt(&self, range: Range<usize>, contents: Contents) {
         if !stage::is_left() {
-            // SAFETY: private, anonymous, readable and writable, as the caller saw the call that
-            // made it so; all calls that change it come here.
+            // SAFETY: private, anonymous, readable and writable: the caller has seen the call that
+            // made it so. All calls that change it come here.
             let _ = unsafe { self.pager.adopt(range, contents) };
         }
     }
@@ -192,7 +192,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let target = whole(at as u64, bytes as u64);
     let is_plain = is_plain(flags);
     if is_plain {
-        // Its pages come in as they are touched: all at once they might not fit.
+        // Its pages come in when they are touched, because all of them might not fit.
         call.arguments[3] &= !(libc::MAP_POPULATE as u64);
     }
     let done = make_over(agent, call, if is_fixed { target } else { 0..0 });
@@ -264,7 +264,7 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// `mprotect`, `pkey_mprotect`: reserved memory that becomes writable is adopted. Code is not
-/// adopted, nor is memory with a protection key: its threads decide whether they may access it.
+/// adopted. Neither is memory with a protection key, since each thread sets its own access to it.
 pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let protection = call.arguments[2] as i32;
@@ -391,7 +391,7 @@ fn make_over(agent: &Agent, call: &mut Call, target: Range<usize>) -> bool {
     })
 }
 
-/// Moves a mapping as the program knows it: one, all of which is there.
+/// Moves a mapping as the program sees it: one mapping, with all of its pages present.
 fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>, target: Range<usize>) {
     let mut parts = agent.pager.adopted(range.clone());
     agent.pager.release(range.clone());
@@ -464,7 +464,7 @@ pub fn attach(agent: &Agent, call: &mut Call) -> Outcome {
     }
     let mut status = std::mem::MaybeUninit::<libc::shmid_ds>::zeroed();
     let ask = [segment, libc::IPC_STAT as u64, status.as_mut_ptr() as u64, 0, 0, 0];
-    // SAFETY: the kernel writes the status to where it is told; zeros are one.
+    // SAFETY: the kernel writes the status to the given place; all-zero bytes are a valid status.
     let (result, status) = unsafe { (raw(libc::SYS_shmctl as u64, ask), status.assume_init()) };
     if result < 0 {
         // A program that may not ask may not attach either.
@@ -492,7 +492,7 @@ pub fn leave_in(agent: &Agent, call: &Call, bytes: u64) -> Outcome {
     Outcome::Bare
 }
 
-/// Gives the pages of a range back to the program, if any is adopted.
+/// Gives the adopted pages of a range back to the program.
 pub fn give_back(agent: &Agent, at: u64, bytes: u64) {
     await_complete();
     let start = at as usize / PAGE_BYTES * PAGE_BYTES;

@@ -1,5 +1,5 @@
 //! Keeps any program's memory in a budget, without root and unknown to the program. The preloaded
-//! library (`uzswap-preload`) loads this one when a program has much memory.
+//! library (`uzswap-preload`) loads this library when a program has much memory.
 //!
 //! ```text
 //! start     a thread looks how much memory there is, and decides               (watcher, decide)
@@ -95,7 +95,7 @@ impl Agent {
 
 /// Set once, as the program is taken over ([`stage::is_taken_over`]).
 static AGENT: OnceLock<Agent> = OnceLock::new();
-/// The library that has loaded this one.
+/// The preloaded library, which has loaded this library.
 static FRONT: OnceLock<&'static Front> = OnceLock::new();
 
 fn front() -> Option<&'static Front> {
@@ -114,7 +114,7 @@ fn mode() -> Mode {
     }
 }
 
-/// The program has an allocator of its own, whose locks the caller may have.
+/// True if the program has an allocator of its own, whose locks the caller may hold.
 fn has_own_allocator() -> bool {
     front().is_some_and(|front| front.has_own_allocator)
 }
@@ -123,8 +123,8 @@ fn is_inside() -> bool {
     thread::with(|thread| thread.is_inside.get())
 }
 
-/// While this is held, the agent does not look at the thread's calls, and no signal handler runs in
-/// the thread.
+/// While a thread has this value, the agent does not look at the thread's calls, and no signal
+/// handler runs in it.
 struct Inside {
     was: bool,
     blocked: Option<Blocked>,
@@ -177,7 +177,7 @@ extern "C" fn watch_from_now() {
     }
 }
 
-/// Watches in the calling thread, unless another one does.
+/// Watches in the calling thread, unless another thread watches.
 extern "C" fn watch_from_here() {
     if stage::change(Stage::Loaded, Stage::Watched) {
         watch(own_threads::announce());
@@ -206,7 +206,7 @@ impl Rung {
     }
 }
 
-/// Waits until there is a reason to look, but no longer than that, and serves the guests meanwhile.
+/// Waits for a reason to look, `wait` at most, and serves the guests.
 fn await_bell(tree: &Tree, before: &Rung, wait: Duration) {
     let end = Instant::now() + wait;
     let mut bell = before.bell;
@@ -259,7 +259,7 @@ fn watch(coming: own_threads::Coming) {
         let at_work = stage::is_taken_over().then(forking::at_work);
         let wait = match decide(&watcher.look()) {
             Action::End => {
-                // No thread would resume the program until another one watches.
+                // No thread would resume the program until another thread watches.
                 AGENT.get().into_iter().for_each(|agent| agent.pager.set_suspended(false));
                 return looker::end();
             }
@@ -345,7 +345,7 @@ fn leave_alone(reason: &str) {
     }
 }
 
-/// The program's name, or the name by which it was called if `/proc` is closed to it.
+/// The program's name, or the name by which it was called if it cannot read `/proc`.
 fn name() -> String {
     let called = || {
         let first = std::env::args_os().next().unwrap_or_default();
@@ -362,11 +362,11 @@ fn say(parts: &[&str]) {
     let all = ["uzswap: "].into_iter().chain(parts.iter().copied().take(6)).chain(["\n"]);
     line.iter_mut().zip(all).for_each(|(to, part)| *to = IoSlice::new(part.as_bytes()));
     // One write, without the standard library's lock, which another thread may hold at a fork. If
-    // standard error is closed, nobody can be told.
+    // standard error is closed, the message has no reader.
     let _ = rustix::io::writev(rustix::stdio::stderr(), &line);
 }
 
-/// Ends the process: going on would mean wrong bytes. Allocates nothing.
+/// Ends the process, which would otherwise see wrong bytes. Allocates nothing.
 fn die(parts: &[&str]) -> ! {
     say(parts);
     std::process::abort()

@@ -1,8 +1,8 @@
 //! A thread with its own table of descriptors, for all work that opens files briefly.
 //!
 //! In the program's table a file of ours would have the lowest free number. A program that closes
-//! all its descriptors would close ours, and one that opens a file at that moment would get another
-//! number than it expects.
+//! all its descriptors would close ours. A program that opens a file at that moment would get
+//! another number than it expects.
 
 use crate::thread;
 use rustix::thread::futex;
@@ -35,9 +35,9 @@ pub fn start() {
     started.into_iter().for_each(own_threads::Started::leave);
 }
 
-/// Does work in that thread, and waits for it. There `/proc/self` is the same as here,
+/// Does work in that thread, and waits for it. `/proc/self` is the caller's there, but
 /// `/proc/thread-self` is not. The work must touch no memory that may be evicted, since the thread
-/// has no descriptor to bring it in by. So the work must not allocate from the C library, whose
+/// has no descriptor for bringing pages in. So the work must not allocate from the C library, whose
 /// allocator would keep a cache for the thread.
 pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     if !IS_THERE.load(SeqCst) {
@@ -101,7 +101,7 @@ fn run(coming: own_threads::Coming) {
 fn leave_programs_table() -> io::Result<()> {
     const UNSHARE: u64 = 2;
     let arguments = [0, u64::from(u32::MAX), UNSHARE, 0, 0, 0];
-    // SAFETY: takes numbers; the table that it empties is a new one of this thread's alone.
+    // SAFETY: takes numbers; it empties a new table, which only this thread uses.
     match unsafe { uzswap_calls::raw(libc::SYS_close_range as u64, arguments) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(-error as i32)),

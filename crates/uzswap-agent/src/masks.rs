@@ -7,7 +7,7 @@ use crate::{Agent, layout};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome};
 
-/// Bytes of a set of signals.
+/// Bytes of the kernel's signal set.
 const SET: u64 = 8;
 
 /// The place of a call's argument that is a set of signals, if it has one.

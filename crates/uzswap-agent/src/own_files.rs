@@ -37,8 +37,8 @@ pub fn read_pagemap(agent: &Agent, call: &Call) {
 }
 
 /// True once the program has opened a file of its memory. For absent pages the kernel reads zeros
-/// there in the mode of protection; otherwise it answers `EIO`, or stops before them. So the pages
-/// come in first.
+/// in the mode of protection; in other modes it answers `EIO`, or stops before them. So we bring
+/// the pages in first.
 static IS_MEMORY_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// True if a call may be of a file of the process's memory.
@@ -96,7 +96,7 @@ pub fn show<'a>(agent: &'a Agent, call: &Call, done: u64, bytes: u64) -> Option<
     Some(pins)
 }
 
-/// The same for a call with a list of buffers.
+/// Pins the memory of such a call with a list of buffers.
 pub fn show_to_list<'a>(agent: &'a Agent, call: &Call) -> Option<Pins<'a>> {
     const LISTS: [c_long; 6] = [
         libc::SYS_readv,
@@ -119,7 +119,7 @@ pub fn show_to_list<'a>(agent: &'a Agent, call: &Call) -> Option<Pins<'a>> {
 fn is_own(file: i32, name: &str) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
-    // SAFETY: the kernel writes the status to where it is told; zeros are one.
+    // SAFETY: the kernel writes the status to the given place; all-zero bytes are a valid status.
     let (told, status) = unsafe { (raw(libc::SYS_fstat as u64, arguments), status.assume_init()) };
     if told != 0 || status.st_size != 0 || status.st_mode & libc::S_IFMT != libc::S_IFREG {
         return false;

@@ -1,8 +1,8 @@
 //! Calls that move more than may be pinned at one time, and that the kernel must make whole: it
 //! would stop at an absent page. The agent makes them in parts, each with its memory pinned.
 //!
-//! A blocking call on a stream moves all of its bytes. A list of messages ends at one that finds no
-//! memory, and that message is lost.
+//! A blocking call on a stream moves all of its bytes. A list of messages ends at a message whose
+//! memory is absent, and that message is lost.
 
 use crate::pins::{
     BUFFERS_MAX, BYTES_MAX, GivenMemory, MOST, Pins, UNTOLD, is_stream, is_type, pin_header,
@@ -20,7 +20,7 @@ pub enum Long {
     Random,
 }
 
-/// The kind of a call; `None`: it is not made in parts.
+/// The kind of a call; `None` if it is not made in parts.
 pub fn kind(call: &Call) -> Option<Long> {
     let [file, _, second, third, ..] = call.arguments;
     let kind = match call.number as c_long {
@@ -73,7 +73,7 @@ struct Stream {
     arguments: [u64; 6],
     /// Of `sendmsg` and `recvmsg`.
     message: Option<libc::msghdr>,
-    /// True if control data came with a message (`SCM_RIGHTS`): the kernel stops there.
+    /// True if a message had control data (`SCM_RIGHTS`). The kernel stops after such a message.
     has_control: bool,
 }
 
@@ -145,7 +145,7 @@ impl Stream {
         }
         let flags = if is_read { flags } else { flags | quiet };
         let arguments = [file, &raw mut message as u64, flags, 0, 0, 0];
-        // SAFETY: a part of the program's request; the header is a copy with that part in it.
+        // SAFETY: a part of the program's request; the header is a copy that names only that part.
         let result = unsafe { raw(self.number as u64, arguments) };
         if is_read && result >= 0 {
             let field = |offset: usize| header + offset as u64;

@@ -5,8 +5,8 @@ use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
 
-/// The most bytes that are pinned for one call: pinned memory takes from the budget, and a length
-/// may be one that the kernel refuses. `read` and `write` go on with the rest; other calls may end
+/// The most bytes that are pinned for one call, because pinned memory takes from the budget, and
+/// the kernel may refuse a length. `read` and `write` continue with the rest; other calls may end
 /// there.
 pub const MOST: u64 = 4 << 20;
 /// Bytes that each call on a stream may pin, whatever others pin.
@@ -14,9 +14,9 @@ const EACH_OF_STREAM: u64 = 16 << 10;
 const _: () = assert!(EACH_OF_STREAM >= PAGE_BYTES as u64);
 /// Long buffers of all calls together may take this part of the budget.
 const PART: u64 = 8;
-/// The bytes that are pinned of memory whose length the arguments do not tell: the longest path.
+/// The bytes that are pinned if the arguments do not give a length: the longest path.
 pub const UNTOLD: u64 = 4096;
-/// How often a call that answers `EFAULT` is made again, once all memory is adopted.
+/// How often a call that answers `EFAULT` is repeated after all memory was adopted.
 pub const TRIES: usize = 8;
 /// The pause before each further try until then. A page that is just being adopted cannot be pinned
 /// yet.
@@ -40,8 +40,8 @@ impl<'a> Pins<'a> {
         Self { agent, left: MOST, pinned: thread::Use::begin(), is_empty: true }
     }
 
-    /// The same, for a call that moves so many bytes to or from a file, and may wait for long. A
-    /// stream may be moved in parts; a message may not be cut.
+    /// Pins for a call that moves `bytes` bytes to or from a file, and may wait for long. A stream
+    /// may be moved in parts; a message may not be cut.
     pub fn of_file(agent: &'a Agent, file: u64, bytes: u64) -> Self {
         let mut pins = Self::new(agent);
         let wanted = bytes.min(MOST);
@@ -56,14 +56,14 @@ impl<'a> Pins<'a> {
         pins
     }
 
-    /// The same for up to so many bytes, if there is room for all of them.
+    /// Pins up to `bytes` bytes, if there is room for all of them.
     pub fn of_all(agent: &'a Agent, bytes: u64) -> Option<Self> {
         let mut pins = Self { left: bytes, ..Self::new(agent) };
         (pins.reserve(bytes) == bytes).then_some(pins)
     }
 
-    /// The same for a call by which a process becomes another program. `None`: it shares this
-    /// memory (`vfork`), and nobody would unpin the pages.
+    /// Pins for a call that executes another program. `None` if the process shares this memory
+    /// (`vfork`), since no thread would unpin the pages.
     pub fn of_last_call(agent: &'a Agent) -> Option<Self> {
         let pins = Self::new(agent);
         let is_known = !fault_signals::is_other_process() || pins.pinned.leave_to_parent();
@@ -106,8 +106,8 @@ pub fn is_type(file: i32, wanted: libc::mode_t) -> bool {
     file_type(file) == Some(wanted)
 }
 
-/// True if the kernel moves all bytes of a call to or from a file, unless the file ends. It does so
-/// with a regular file, a disk, and the devices of memory (`/dev/zero`, `/dev/urandom`).
+/// True if the kernel moves all bytes of a call to or from a file, unless the file ends. These are
+/// regular files, disks, and the devices of memory (`/dev/zero`, `/dev/urandom`).
 pub fn is_moved_whole(file: i32) -> bool {
     const MEMORY_DEVICES: u32 = 1;
     status_of(file).is_some_and(|status| match status.st_mode & libc::S_IFMT {
@@ -124,7 +124,7 @@ fn file_type(file: i32) -> Option<libc::mode_t> {
 pub fn status_of(file: i32) -> Option<libc::stat> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     let arguments = [file as u64, status.as_mut_ptr() as u64, 0, 0, 0, 0];
-    // SAFETY: the kernel writes the status to where it is told; zeros are one.
+    // SAFETY: the kernel writes the status to the given place; all-zero bytes are a valid status.
     unsafe {
         let is_told = raw(libc::SYS_fstat as u64, arguments) == 0;
         is_told.then(|| status.assume_init())
@@ -148,8 +148,8 @@ pub fn is_stream(file: i32) -> bool {
     }
 }
 
-/// True if a call that answers `EFAULT` has moved nothing, and may be made again: no message is
-/// lost by it.
+/// True if a call that answers `EFAULT` has moved nothing. It may then be repeated without losing a
+/// message.
 pub fn moves_nothing_by_error(call: &Call) -> bool {
     let file = call.arguments[0] as i32;
     match call.number as libc::c_long {
@@ -176,7 +176,7 @@ fn own_thread() -> u64 {
     unsafe { raw(libc::SYS_gettid as u64, [0; 6]) as u64 }
 }
 
-/// Reads bytes; returns how many come before the first unreadable one.
+/// Reads bytes, and returns the number of bytes before the first unreadable byte.
 pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
     if stage::is_confined() {
         if !is_address(at) {
@@ -198,7 +198,7 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
     let bytes = size_of::<T>();
     if stage::is_confined() {
         if is_address(at) {
-            // SAFETY: as for `peek_bytes`, where the program asked for it.
+            // SAFETY: as for `peek_bytes`, at an address that the program gave.
             unsafe { (at as *mut T).write_unaligned(*value) };
         }
         return is_address(at);
@@ -207,7 +207,8 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
         libc::iovec { iov_base: std::ptr::from_ref(value).cast_mut().cast(), iov_len: bytes };
     let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes };
     let arguments = [own_thread(), &raw const local as u64, 1, &raw const remote as u64, 1, 0];
-    // SAFETY: where the program asked for it; the kernel says if it cannot write there.
+    // SAFETY: at an address that the program gave; the kernel answers with an error if it cannot
+    // write there.
     unsafe { raw(libc::SYS_process_vm_writev as u64, arguments) == bytes as i64 }
 }
 
@@ -222,8 +223,8 @@ pub fn buffer_of(list: u64, number: u64) -> Option<(u64, u64)> {
     Some((buffer.iov_base as u64, buffer.iov_len as u64))
 }
 
-/// The buffers of a call, part by part. A list is read when it is needed: memory for a copy would
-/// take a lock, and a signal handler may make a call meanwhile, or never return.
+/// The buffers of a call, part by part. The agent reads a list when it needs it. A copy would need
+/// memory and so a lock, while a signal handler may make a call, or never return.
 #[derive(Clone, Copy)]
 pub enum GivenMemory {
     One { at: u64, bytes: u64 },
@@ -231,7 +232,7 @@ pub enum GivenMemory {
 }
 
 impl GivenMemory {
-    /// A list. `None`: it cannot be read, or exceeds the kernel's limits. The kernel is to answer
+    /// A list. `None` if it cannot be read, or exceeds the kernel's limits. The kernel then answers
     /// the call.
     pub fn list(at: u64, count: u64) -> Option<Self> {
         let add = |sum: u64, number| sum.checked_add(buffer_of(at, number)?.1);

@@ -11,7 +11,7 @@ use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Descriptors of ours, which the program must not close: without them its pages are gone.
+/// Descriptors of ours. The program must not close them: without them its pages are lost.
 static DESCRIPTORS: [AtomicI32; 256] = [const { AtomicI32::new(-1) }; 256];
 
 /// Notes which descriptors are ours.
@@ -42,8 +42,8 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// A set of signals of the program's; `None`: there is no memory there. Most sets are on the
-/// thread's present stack, which is read directly.
+/// A signal set of the program's; `None` if no memory is mapped at the address. Most sets are on
+/// the thread's present stack, which is read directly.
 fn set_at(at: u64) -> Option<u64> {
     const NEAR: u64 = 4096;
     let here = &raw const at as u64;
@@ -95,7 +95,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
 
 /// `rt_sigaction` of a signal of ours, by a library that does not call the preloaded `sigaction`.
 /// The program's handler gets the signals that are not ours. A child that shares this memory, and
-/// is about to become another program, changes nothing.
+/// is about to execute another program, changes nothing.
 fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, ..] = call.arguments;
     let _holds = pin_both(agent, new, old, size_of::<KernelAction>() as u64);
@@ -106,7 +106,7 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
             None => return refuse(call, libc::EFAULT),
         },
     };
-    // SAFETY: zeros are an action.
+    // SAFETY: all-zero bytes are a valid action.
     let mut before = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
     let given = given.as_ref().map_or(ptr::null(), ptr::from_ref);
     {
@@ -121,7 +121,7 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `fork`: the child has all of this process's memory, and the compressed pages of it.
+/// `fork`: the child has all of this process's memory, its compressed pages included.
 pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     make_child(agent, call, call.arguments, 0)
 }
@@ -138,8 +138,8 @@ pub fn limit(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     Outcome::Done
 }
 
-/// Makes a child with memory of its own. If the child is to have another stack, it goes there as it
-/// leaves our code. Until then it is on its copy of this stack.
+/// Makes a child with memory of its own. If the child is to have another stack, it switches to that
+/// stack when it leaves our code. Until then it runs on its copy of this stack.
 fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -> Outcome {
     let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
@@ -198,8 +198,8 @@ fn expect_thread(agent: &Agent, flags: u64) {
     }
 }
 
-/// Gives the block of a new thread back with its variables: the thread's handler of faults uses
-/// some.
+/// Gives a new thread's block and variables back to the program, because the thread's fault handler
+/// uses some of the variables.
 fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     if flags & libc::CLONE_SETTLS as u64 != 0 {
         let range = adoption::before_block(block as usize);

@@ -12,9 +12,9 @@ use uzswap_tree::{SILENT_MAX, Tree, clock};
 /// the stage `TakingOver` only.
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// The memory that the program has once it uses all that it has asked for, bytes; and the time
-/// until which this figure holds, milliseconds of the system's clock. By then the watching thread
-/// has measured the memory.
+/// Bytes that the program has when it uses all that it has asked for, and the time until which this
+/// figure holds, in milliseconds of the system's clock. The watching thread measures the memory
+/// before that time.
 static COMING: AtomicU64 = AtomicU64::new(0);
 static COMING_UNTIL: AtomicU64 = AtomicU64::new(0);
 
@@ -22,8 +22,9 @@ fn coming() -> u64 {
     if clock() < COMING_UNTIL.load(Relaxed) { COMING.load(Relaxed) } else { 0 }
 }
 
-/// Makes the other processes leave room for memory that this one was given and has not used yet,
-/// and for the take-over. Otherwise several that ask together would each see that none has much.
+/// Makes the other processes leave room for the take-over, and for memory that this process has
+/// asked for but not used yet. Otherwise several processes that ask at the same time would each
+/// find the budget free.
 pub fn reserve(tree: &Tree, used: u64) {
     let whole = coming().max(used);
     tree.reserve(if whole < SILENT_MAX { 0 } else { decide::COST + whole - used });
@@ -31,8 +32,9 @@ pub fn reserve(tree: &Tree, used: u64) {
 
 /// Measures the process's memory, with the block that it is about to get, and starts watching the
 /// process if that is much. If it is too much, the process is taken over before it gets the block:
-/// the watching thread might look too late. A holder of locks of the program's allocator may not
-/// wait: the threads that are started meanwhile allocate. Waits for the process's turn first.
+/// the watching thread might look too late. A thread that holds locks of the program's allocator
+/// may not wait, because the take-over starts threads, which allocate. Waits for the process's turn
+/// first.
 pub extern "C" fn look(more: usize, may_wait: bool) {
     if stage::is_taken_over() || is_inside() {
         return;
@@ -61,7 +63,7 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
         decide::is_too_much(wanted, ask(&front.tree, used, false).bytes)
     };
     if is_much && want_take_over() {
-        // A pager keeps all that comes within its budget.
+        // A pager keeps all new memory within its budget.
         COMING.store(0, Relaxed);
         reserve(&front.tree, used);
         ring();
@@ -71,7 +73,7 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
     }
 }
 
-/// Asks the watching thread to take the program over. `false`: it is too late for that.
+/// Asks the watching thread to take the program over. `false` if it is too late.
 pub fn want_take_over() -> bool {
     TAKING_UNTIL.store(clock() + decide::PATIENCE.as_millis() as u64, Relaxed);
     stage::change(Stage::Watched, Stage::TakingOver) || stage::now() == Stage::TakingOver
@@ -93,7 +95,8 @@ fn wait_for_turn() {
     }
 }
 
-/// Waits until this program is taken over: memory that it takes meanwhile is not kept small.
+/// Waits until this program is taken over. Memory that the program takes before that is not kept
+/// within the budget.
 fn wait_while_taking() {
     let is_under_way = || stage::now() == Stage::TakingOver && !is_inside();
     while is_under_way() && clock() < TAKING_UNTIL.load(Relaxed) {

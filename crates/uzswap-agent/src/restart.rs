@@ -1,4 +1,4 @@
-//! Decides how a thread goes on after our signal has brought it out of a system call.
+//! Decides how a thread continues after our signal has interrupted its system call.
 //!
 //! ```text
 //!                          the kernel has            no signal of the program's    one that waits
@@ -9,7 +9,7 @@
 //! A signal of the program's that came together with ours, or while the thread stood still, waits
 //! until our handler returns. Without us that signal would have ended the call: a program whose
 //! `read` has to end when an alarm rings would otherwise read for ever. The waiting signals are
-//! read last. A later signal counts as if it had come just before the call.
+//! read last. A signal that arrives later counts as if it had arrived just before the call.
 
 use crate::signals::{KernelAction, ours};
 use libc::c_long;
@@ -51,8 +51,8 @@ const ENDED: [c_long; 26] = [
     libc::SYS_getrandom,
 ];
 
-/// Sets where the thread goes on, as the last act of our handler. `waited` is the call that the
-/// thread was in when it was asked to stop.
+/// Sets the address at which the thread continues, as the last act of our handler. `waited` is the
+/// system call in which the thread waited when we asked it to stop.
 pub fn go_on(thread: &mut Stopped, waited: Option<WaitedCall>) {
     const EINTR: i64 = -(libc::EINTR as i64);
     if thread.result == EINTR {
@@ -69,10 +69,10 @@ pub fn go_on(thread: &mut Stopped, waited: Option<WaitedCall>) {
     }
 }
 
-/// The start and the number of the call that was answered `EINTR`. From 2.41 on the C library makes
-/// all calls that may wait by one `syscall`. The answer has overwritten the call's number. The
-/// kernel told that number before, in `waited`. It is the same call if the stack, the place and all
-/// arguments are the same.
+/// The start and the number of the call that was answered `EINTR`. Since 2.41 the C library makes
+/// all calls that may wait by one `syscall`. The answer has overwritten the call's number, which
+/// `waited` has from the kernel. It is the same call if the stack, the address and all arguments
+/// are the same.
 fn interrupted(thread: &Stopped, waited: Option<WaitedCall>) -> Option<(usize, i64)> {
     let known = Patcher::call_before(thread.instruction);
     let is_same = |call: &WaitedCall| {

@@ -1,6 +1,7 @@
-//! Robust locks. Each thread keeps a list of those that it holds. The kernel walks the list as the
-//! thread ends, outside of any system call, and tells the locks' next owners. At an absent page the
-//! kernel stops, and tells nobody. So the memory of these locks is given back to the program first.
+//! Robust locks. Each thread keeps a list of the locks that it holds. When the thread ends, the
+//! kernel walks the list, outside of any system call, and informs the locks' next owners. At an
+//! absent page the kernel stops, and informs no owner. So the agent gives the memory of these locks
+//! back to the program first.
 
 use crate::pins::{Pins, peek};
 use crate::{Agent, layout, thread};
@@ -29,7 +30,7 @@ pub fn set(agent: &Agent, call: &Call) -> Outcome {
     layout::leave_in(agent, call, call.arguments[1])
 }
 
-/// Notes the list of a thread that was there when the program was taken over, once.
+/// Notes, once, the list of a thread that is older than the take-over.
 pub fn note() {
     if thread::with(|thread| thread.robust.get()) != 0 {
         return;

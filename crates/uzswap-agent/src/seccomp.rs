@@ -1,8 +1,9 @@
-//! Checks if pages can still come in to a program that permits itself few system calls (seccomp).
+//! Checks if pages can still come in when a program restricts its system calls (seccomp).
 //!
-//! A filter applies to the calls of ours, too: a fault is served by calls that the program never
-//! makes. So each filter is run over those calls before the kernel gets the filter. If the filter
-//! forbids one of them, all memory is brought in first, and the program is left alone from then on.
+//! A filter applies to our calls, too, and we serve a fault by calls that the program never makes.
+//! So the agent runs each filter over our calls before the kernel gets the filter. If the filter
+//! forbids one of our calls, the agent first brings all memory in, and from then on leaves the
+//! program alone.
 //!
 //! A program that has itself traced is left alone, too. Its tracer sees the signal of a fault
 //! first, and may keep it.
@@ -84,8 +85,8 @@ const TRACED: &str = "it has itself traced (PTRACE_TRACEME), and the tracer may 
 const STRICT: &str = "it forbids itself all calls but four (seccomp)";
 const FILTER: &str = "it forbids itself a call that brings pages in (seccomp)";
 
-/// Gives all memory back to the program, ends our threads, and looks at few of its calls from then
-/// on.
+/// Gives all memory back to the program, ends our threads, and from then on looks at few of the
+/// program's calls.
 pub fn leave(agent: &Agent, reason: &str) {
     // True in a child whose pages cannot be watched: it has no thread of ours, and all memory is
     // in.

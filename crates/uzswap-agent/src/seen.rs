@@ -28,14 +28,14 @@ const NOT_BEGUN: u32 = 0;
 const BEGUN: u32 = 1;
 const DONE: u32 = 2;
 static STATE: AtomicU32 = AtomicU32::new(NOT_BEGUN);
-/// The longest time that another dying thread waits while the pages come in.
+/// The longest time for which another dying thread waits until the pages are in.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Brings all pages in, if a dump is going to be written and there is memory for it. Called in the
-/// handler of a signal that is about to end the process.
+/// Brings all pages in, if the kernel is about to write a dump and there is memory for the pages.
+/// Called in the handler of a signal that is about to end the process.
 pub fn complete() {
-    // A process that borrows this memory (`vfork`) is not this program. Inside our own code locks
-    // may be held.
+    // A process that borrows this memory (`vfork`) is not this program. In our own code the thread
+    // may hold locks.
     if stage::is_left() || is_inside() || fault_signals::is_other_process() {
         return;
     }
@@ -67,8 +67,8 @@ fn bring_all_in() {
     }
 }
 
-/// Brings all pages in, with a budget in which none leaves. Error: there is no memory for so many
-/// bytes.
+/// Brings all pages in, with a budget in which no page leaves. The error is the number of bytes for
+/// which there is no memory.
 fn bring_in(agent: &Agent) -> Result<(), u64> {
     let needed = agent.pager.figures().out * PAGE_BYTES as u64;
     if needed > available() {
@@ -78,8 +78,8 @@ fn bring_in(agent: &Agent) -> Result<(), u64> {
     Ok(())
 }
 
-/// Brings all pages in if another process asks for it, to read this program's memory
-/// (`process_vm_readv`, a debugger): an absent page is an error there. True while no page may
+/// Brings all pages in if another process asks for that, because it reads this program's memory
+/// (`process_vm_readv`, a debugger) and an absent page would be an error. True while no page may
 /// leave.
 pub fn attend(agent: &Agent, tree: &Tree) -> bool {
     // True if all pages are in for the reader.

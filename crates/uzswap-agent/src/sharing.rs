@@ -1,11 +1,12 @@
-//! Threads and processes that the program makes itself by `clone` with CLONE_VM: they use this
+//! Threads and processes that the program itself makes by `clone` with CLONE_VM. They use this
 //! process's memory, and the variables of one of its threads.
 //!
 //! A fault is served with variables of its thread (`thread`, `stacks`, buffers of the compressor),
 //! which are found by the register of the thread's block. Two threads with one block would change
-//! them at the same time. A thread whose block the C library has not made has none. So a program
-//! that is about to make such a thread is left alone, and one that has one is not taken over. A
-//! child of `vfork` has its parent's block, too, but the parent stands still.
+//! them at the same time. A thread whose block the C library has not made has no such variables. So
+//! uzswap leaves a program alone that is about to make such a thread, and does not take a program
+//! over that has such a thread. A child of `vfork` has its parent's block, too, but the parent
+//! stands still.
 //!
 //! The same holds for a thread with its own table of descriptors ([`crate::descriptors`]).
 
@@ -38,14 +39,14 @@ const PARTS: &str = "it makes a thread with descriptors of its own (clone)";
 const MAKES: &str = "it makes a thread past the C library, without variables of its own (clone)";
 const MOVES: &str = "it gives a thread other variables than the C library has made (arch_prctl)";
 
-/// `arch_prctl`: before a thread gets another block, all memory is brought back.
+/// `arch_prctl`: before a thread gets another block, the agent brings all memory in.
 pub fn set_block(agent: &Agent, call: &mut Call) -> Outcome {
     const SET_FS: u64 = 0x1002;
     const GET_FS: u64 = 0x1003;
     if call.arguments[0] == SET_FS {
         let mut present = 0u64;
         let ask = [GET_FS, &raw mut present as u64, 0, 0, 0, 0];
-        // SAFETY: the kernel writes the address to where it is told.
+        // SAFETY: the kernel writes the address to the given place.
         let is_told = unsafe { raw(libc::SYS_arch_prctl as u64, ask) } == 0;
         if !is_told || present != call.arguments[1] {
             leave_alone(agent, MOVES);
@@ -78,7 +79,7 @@ pub fn reason((kind, number, has): Sharer) -> String {
     format!("its {kind} {number} has {has}")
 }
 
-/// A thread that does not have its descriptors in common with one of ours.
+/// A thread that shares its descriptors with none of our threads.
 fn apart(ours: &[i32], me: i32) -> Option<Sharer> {
     let is_apart = |thread: &i32| {
         let is_programs = *thread != me && !ours.contains(thread);
@@ -112,7 +113,8 @@ fn has_list(thread: i32) -> bool {
     robust::list_of(thread) != Some(0)
 }
 
-/// True if a thread has ended: the first one is listed until the last one ends.
+/// True if a thread has ended. The kernel lists a process's first thread until the last thread
+/// ends.
 fn is_over(thread: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
     let state = stat.rsplit(") ").next().and_then(|rest| rest.bytes().next());

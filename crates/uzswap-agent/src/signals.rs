@@ -54,7 +54,7 @@ impl KernelAction {
 
     /// In the C library's form.
     pub fn to_libc(self) -> libc::sigaction {
-        // SAFETY: zeros are an action.
+        // SAFETY: all-zero bytes are a valid action.
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };
         action.sa_sigaction = self.handler as usize;
         action.sa_flags = self.flags as i32;

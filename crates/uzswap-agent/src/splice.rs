@@ -1,6 +1,6 @@
-//! `vmsplice`: the kernel would go on using the program's pages after the call, when they may
-//! leave. So a pipe gets pages of ours with the same bytes. They begin at the same places in their
-//! pages, so that as many of them fit. From a pipe the kernel copies.
+//! `vmsplice`: the kernel would still use the program's pages after the call, when they may leave.
+//! So a pipe gets pages of ours with the same bytes. The bytes begin at the same offsets in their
+//! pages, so that as many fit into the pipe. From a pipe the kernel copies.
 
 use crate::pins::{
     BUFFERS_MAX, GivenMemory, Pins, is_type, make_once, make_until_it_sees, pin_vector, refuse,
@@ -70,6 +70,6 @@ fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
         return;
     }
     let [file, _, _, flags, ..] = call.arguments;
-    // SAFETY: the program's call, of a copy of its memory, which nobody changes.
+    // SAFETY: the program's call, with a copy of its memory, which no thread changes.
     call.result = unsafe { raw(call.number, [file, list as u64, number as u64, flags, 0, 0]) };
 }

@@ -2,10 +2,10 @@
 //!
 //! A thread may have its stack in memory that leaves: coroutines have theirs from `malloc`. If the
 //! stack is absent, the kernel cannot begin a handler on it, and ends the process. So the kernel
-//! begins each handler on a signal stack of ours, with a guard, which a thread gets at its first
-//! call. The handlers of faults run there. The program's handlers move from there to the stack
-//! where they would have run ([`crate::handlers`]). Only this file notes the signal stack that the
-//! program sets, and that stack may leave.
+//! begins each handler on a signal stack of ours, with a guard. A thread gets that stack at its
+//! first call. Our fault handlers run there. The program's handlers move from there to the stack
+//! where they would have run ([`crate::handlers`]). The kernel never learns of the signal stack
+//! that the program sets: this file notes it, and that stack's pages may leave.
 
 use crate::pins::{Pins, peek, poke, refuse};
 use crate::{Agent, inside, signals, stage, thread};
@@ -65,7 +65,7 @@ impl Stack {
 }
 
 impl Drop for Stack {
-    /// When its thread ends.
+    /// Runs when the stack's thread ends.
     fn drop(&mut self) {
         // If the guard cannot be taken off, both stay.
         if self.guard(MprotectFlags::READ | MprotectFlags::WRITE).is_ok() {
@@ -86,15 +86,15 @@ thread_local! {
     static CALLS_RANGE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
     static ARE_CALLS_ON_IT: AtomicBool = const { AtomicBool::new(false) };
     static BELOW_CALLS: Cell<usize> = const { Cell::new(0) };
-    /// Our stack in place of a small one of the program's.
+    /// Our replacement for a signal stack of the program's that is too small.
     static INSTEAD: RefCell<Option<Stack>> = const { RefCell::new(None) };
 }
 
-/// The stack that the kernel knows.
+/// The signal stack that is registered with the kernel.
 struct Kernels(Stack);
 
 impl Drop for Kernels {
-    /// When its thread ends.
+    /// Runs when the stack's thread ends.
     fn drop(&mut self) {
         RANGE.set((0, 0));
         set_in_kernel(NONE);
@@ -105,7 +105,7 @@ impl Drop for Kernels {
 struct ForCalls(Stack);
 
 impl Drop for ForCalls {
-    /// When its thread ends; the thread may make calls after that.
+    /// Runs when the stack's thread ends. The thread may still make calls afterwards.
     fn drop(&mut self) {
         CALLS_RANGE.set((0, 0));
     }
@@ -131,9 +131,9 @@ pub fn give_back() {
     }
 }
 
-/// Called before `exec`. The new program gets no signal stack from the kernel, but the flags of
-/// ours, so the program's flags are set. Returns our stack, in case `exec` fails. A handler that
-/// comes before `exec` sets ours as it was, and `exec` only passes our flag on.
+/// Called before `exec`. The kernel gives the new program no signal stack, but the flags of the
+/// present one, so this sets the program's flags. Returns our stack, in case `exec` fails. If a
+/// handler runs before `exec`, it sets our stack again, and `exec` passes our flag on.
 pub fn disclaim() -> Option<libc::stack_t> {
     let ours = ours().filter(|ours| of_kernel().ss_sp == ours.ss_sp)?;
     let ss_flags = programs().ss_flags & AUTODISARM;
@@ -142,8 +142,8 @@ pub fn disclaim() -> Option<libc::stack_t> {
 }
 
 /// The calling thread's signal stack of ours, as the kernel must know it. The kernel must forget
-/// the stack while it is in use. Faults are served on other stacks, and a signal that comes
-/// meanwhile would begin at the top of this one again, over the frames there.
+/// the stack while it is in use. Faults are served on other stacks. Otherwise a signal that arrives
+/// then would begin at the top of this stack, over the frames in use.
 pub fn ours() -> Option<libc::stack_t> {
     let (start, end) = RANGE.get();
     (start != 0).then_some(libc::stack_t {
@@ -168,8 +168,8 @@ pub fn set_programs(stack: libc::stack_t) {
     PROGRAMS.set(stack);
 }
 
-/// The stack of handlers that ask for a signal stack, if the program has set one. Ours replaces one
-/// that is too small.
+/// The stack of handlers that ask for a signal stack, if the program has set one. Our stack
+/// replaces a stack that is too small.
 pub fn of_handlers() -> Option<Range<usize>> {
     let stack = PROGRAMS.get();
     if stack.ss_flags & libc::SS_DISABLE != 0 {
@@ -185,7 +185,8 @@ pub fn of_handlers() -> Option<Range<usize>> {
 }
 
 /// Gives the calling thread a signal stack of ours if it has none. Without memory it gets none.
-/// While it is on a stack that the program has set past us, the kernel keeps that one.
+/// While the thread runs on a signal stack that the program has set past us, the kernel keeps that
+/// stack.
 pub fn arm() {
     if thread::with(|thread| thread.is_armed.replace(true)) {
         return;
@@ -238,7 +239,7 @@ fn is_enabled(kernels: &libc::stack_t) -> bool {
     kernels.ss_flags & libc::SS_DISABLE == 0 && kernels.ss_size != 0
 }
 
-/// Notes a stack that the program has set before us, or by a call of its own.
+/// Notes a signal stack that the program has set before the take-over, or past our calls.
 fn note(kernels: libc::stack_t) {
     if is_enabled(&kernels) && kernels.ss_sp as usize != RANGE.get().0 {
         let ss_flags = kernels.ss_flags & AUTODISARM;
@@ -249,8 +250,8 @@ fn note(kernels: libc::stack_t) {
     }
 }
 
-/// Does `work` on a stack for faults. A thread's stack of 16 KiB may have room only for the frames
-/// of the kernel and of ours, not for another one in a call of the C library's.
+/// Does `work` on a stack for faults. A thread's stack of 16 KiB may have room for the kernel's
+/// frame and ours, but not for a third one in a call of the C library's.
 fn with_room(work: impl FnMut()) {
     const BYTES: u64 = 8;
     const SEGV: u64 = 1 << (libc::SIGSEGV - 1);
@@ -289,7 +290,7 @@ fn make() {
     });
     let Some(range) = given.ok().flatten() else { return };
     RANGE.set((range.start, range.end));
-    // An error: the thread is ending.
+    // This fails only while the thread ends.
     let _ = CALLS.try_with(|calls| {
         let mut calls = calls.borrow_mut();
         if calls.is_none() {
@@ -301,7 +302,7 @@ fn make() {
 }
 
 /// Treats a call on a stack of ours: threads may have stacks of 16 KiB, and a call may bring pages
-/// in. A call that has interrupted another one, or comes after one that was left by a jump, is
+/// in. A call that has interrupted another call, or follows a call that was left by a jump, is
 /// treated on the thread's own stack.
 pub fn for_call(work: impl FnMut()) {
     let mut work = work;
@@ -335,7 +336,7 @@ pub fn for_end(work: impl FnMut()) {
 /// As of [`on_stack`].
 unsafe fn run_on<F: FnMut()>(work: &mut F, top: usize, below: *mut usize) {
     extern "C" fn call<F: FnMut()>(work: *mut c_void) {
-        // SAFETY: it is passed below; nobody else uses it meanwhile.
+        // SAFETY: it is passed below; only this call uses it.
         unsafe { (*work.cast::<F>())() }
     }
     // SAFETY: the caller's promise; `work` outlives the call.
@@ -393,7 +394,8 @@ const LEAST: usize = 32 << 10;
 
 fn prepare_instead() {
     let _inside = inside();
-    // An error: the thread is ending. Without one the thread's handlers run on the program's stack.
+    // This fails only while the thread ends. Without one the thread's handlers run on the program's
+    // stack.
     let _ = INSTEAD.try_with(|instead| {
         let mut instead = instead.borrow_mut();
         if instead.is_none() {

@@ -1,8 +1,8 @@
 //! The stage of this program's take-over: **the one place** where it changes.
 //!
 //! Threads that ask for memory, replaced calls, forks and the thread that watches ask here. A step
-//! that is not in the table is our mistake and ends the program, in every build: a page could be
-//! lost after it. The stage is one atomic, and no step allocates or takes a lock: the stage changes
+//! that is not in the table is our mistake and ends the program, in every build, because a page
+//! could be lost. The stage is one atomic, and no step allocates or takes a lock: the stage changes
 //! in forked children, and while other threads stand still.
 
 use crate::{die, front};
@@ -27,7 +27,7 @@ pub enum Stage {
     Managed,
     /// It is a child of such a program, and has no threads of ours yet.
     Bare,
-    /// It was taken over, and all of its memory is its own again.
+    /// The program was taken over, and has all of its memory back.
     LeftAlone,
 }
 
@@ -91,7 +91,7 @@ impl Stage {
         TRANSITIONS.iter().any(|(from, to, _)| (*from, *to) == (self, next))
     }
 
-    /// The bits that tell the preloaded library of the stage.
+    /// The bits by which the preloaded library sees the stage.
     fn waits(self, has_own_allocator: bool) -> u32 {
         match self {
             TakingOver => TAKING,
@@ -108,7 +108,8 @@ struct Current(AtomicU8);
 static CURRENT: Current = Current(AtomicU8::new(Loaded as u8));
 
 impl Current {
-    /// The stage at present. A stage is published with everything that was made ready for it.
+    /// The stage at present. A release store publishes a stage with everything that was prepared
+    /// for it.
     fn get(&self) -> Stage {
         ALL[usize::from(self.0.load(Acquire)) % ALL.len()]
     }
@@ -124,8 +125,8 @@ impl Current {
         is_changed
     }
 
-    /// Shows the stage to the preloaded library. Of several threads that show it together, the last
-    /// one shows the present stage.
+    /// Shows the stage to the preloaded library. If several threads show it at the same time, the
+    /// last thread shows the present stage.
     fn show(&self) {
         let Some(front) = front() else { return };
         loop {
@@ -144,18 +145,18 @@ pub fn now() -> Stage {
     CURRENT.get()
 }
 
-/// Goes from one stage to another. `false`: the program is in another stage, and stays there.
+/// Goes from one stage to another. `false` if the program is in another stage, which it keeps.
 pub fn change(from: Stage, next: Stage) -> bool {
     CURRENT.change(from, next)
 }
 
-/// Goes from the present stage, whichever it is, to another one.
+/// Goes from any stage to `next`.
 pub fn enter(next: Stage) {
     while !change(now(), next) {}
 }
 
-/// Gives up a program that has not been taken over. `false`: that was done before, or it is too
-/// late.
+/// Gives up a program that has not been taken over. `false` if the program was given up before, or
+/// if it is too late.
 pub fn refuse() -> bool {
     change(Watched, Refused) || change(TakingOver, Refused)
 }

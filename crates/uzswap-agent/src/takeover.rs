@@ -1,11 +1,11 @@
-//! Taking a program over: from here on its memory may leave.
+//! Takes a program over. From then on its memory may leave.
 //!
 //! ```text
 //! find the system calls → make a pager → stop all threads → replace the calls → let them go on
 //! lock the layout → read the mappings → adopt those that may be → unlock
 //! ```
-//! The stop brings each thread out of the kernel, and the thread comes back through a replaced
-//! instruction: from then on no call goes unseen.
+//! The stop interrupts each thread's system call, and the thread repeats it through a replaced
+//! instruction. So the agent sees every call from then on.
 
 use crate::stage::{self, Stage};
 use crate::{
@@ -33,7 +33,7 @@ use uzswap_tree::Setting;
 use uzswap_tree::front::STACK;
 use uzswap_tree::variables::variables_bytes;
 
-/// How often threads that do not stop are tried again.
+/// How often we retry to stop the threads.
 const TRIES: usize = 50;
 fn stay(thread: &mut Stopped) -> bool {
     let is_asked = thread.value == Some(stop::VALUE) || thread.has_lost_value && stop::is_asking();
@@ -47,7 +47,7 @@ fn stay(thread: &mut Stopped) -> bool {
     stacks::prepare(&thread.signal_stack);
     let waited = stop::stay(thread.stack);
     if stage::is_taken_over() {
-        // From now on its own stack for signals may leave.
+        // From now on the pages of the program's own signal stack may leave.
         stacks::arm_in_handler(&mut thread.signal_stack);
         robust::note();
     }
@@ -60,8 +60,8 @@ fn waited_call(thread: i32) -> Option<stop::WaitedCall> {
     looker::apart(|| stop::waited_call(thread))
 }
 
-/// Finds a reason against the take-over, as far as that shows before anything is changed. `thread`
-/// has the program's descriptors.
+/// Finds a reason against the take-over that shows before anything is changed. `thread` has the
+/// program's descriptors.
 fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if let Some(user) = looker::apart(|| devices::user(thread)) {
         return Err(format!("it has {user} open, by which its memory is used at any time"));
@@ -113,8 +113,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
         // The handler of the stop uses thread variables, so two threads that share one set must not
-        // both run it. A thread that is beginning has no set of its own yet, and is looked at
-        // again.
+        // both run it. A beginning thread has no set of its own yet, and is checked again.
         sharer = sharing::find_thread(&ours);
         if sharer.is_some() {
             return wait_for_next();
@@ -241,7 +240,7 @@ struct FileSites {
     name: String,
     range: Range<usize>,
     sites: Vec<Site>,
-    /// The file that was found before this one.
+    /// The file that was found before this file.
     before: Option<&'static Self>,
 }
 
@@ -250,15 +249,15 @@ struct FileSites {
 static KNOWN: AtomicPtr<FileSites> = AtomicPtr::new(ptr::null_mut());
 
 fn last_known() -> Option<&'static FileSites> {
-    // SAFETY: null, or one that stays.
+    // SAFETY: null, or an entry that is never freed.
     unsafe { KNOWN.load(Acquire).as_ref() }
 }
 
-/// Looks for system calls before memory is short: a program with many libraries has much code, and
-/// would grow by tens of MiB meanwhile.
+/// Looks for system calls before memory is short. In a program with many libraries the search takes
+/// so long that the program could grow by tens of MiB.
 pub fn look_ahead() {
     let modules = {
-        // The dynamic linker's lock is held meanwhile.
+        // This thread then holds the dynamic linker's lock.
         let _busy = forking::busy();
         sites::make_tables();
         sites::modules()
@@ -294,7 +293,7 @@ fn pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
         Err(error) if os_error(&error) == Some(libc::EBADF) => try_pager(memory),
         other => other,
     };
-    // It may be short of memory before the thread that watches looks at it.
+    // The pager may be short of memory before the watching thread looks at it.
     made.inspect(|pager| pager.set_patient(true))
 }
 
@@ -303,8 +302,8 @@ fn os_error(error: &uzswap_region::Error) -> Option<i32> {
     sources.filter_map(|error| error.downcast_ref()).find_map(io::Error::raw_os_error)
 }
 
-/// The numbers below which our descriptors are. A fork needs [`FORK_DESCRIPTORS`] before there is a
-/// child: for two files of the backing, one of which is opened once more.
+/// Our descriptors have numbers below this. A fork needs [`FORK_DESCRIPTORS`] before there is a
+/// child: two files of the backing, one of them opened twice.
 const DESCRIPTORS_MAX: u64 = 1024;
 const FORK_DESCRIPTORS: usize = 3;
 
@@ -314,7 +313,7 @@ fn has_room_for_fork() -> bool {
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_MAX);
     let is_free = |number: &u64| {
         let arguments = [*number, libc::F_GETFD as u64, 0, 0, 0, 0];
-        // SAFETY: asks for the flags of a descriptor, which may be none.
+        // SAFETY: asks for the flags of a number that may not be an open descriptor.
         let flags = unsafe { uzswap_calls::raw(libc::SYS_fcntl as u64, arguments) };
         flags == -i64::from(libc::EBADF)
     };
@@ -366,7 +365,8 @@ fn has_threads() -> bool {
         if turn > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // An unknown thread would be stopped like the program's, with our locks held.
+        // We would stop an unknown thread of ours like the program's threads, while it holds our
+        // locks.
         !own_threads::are_coming() && threads::ours().into_iter().all(is_reached)
     })
 }

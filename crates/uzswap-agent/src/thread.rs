@@ -6,8 +6,8 @@
 //! stacks. Unpinning is harmless then: a call that is restarted after a signal, and meets an absent
 //! page, pins it anew.
 //!
-//! Each of many threads may wait for days in a call with its buffers pinned. So long buffers are
-//! *reserved* first, from a part of the budget that all threads share.
+//! Each of many threads may wait for days in a call with its buffers pinned. Therefore the agent
+//! first *reserves* long buffers, from a part of the budget that all threads share.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -25,11 +25,12 @@ pub struct Thread {
     pub is_inside: Cell<bool>,
     /// The kernel knows our signal stack for it: see [`crate::stacks::arm`].
     pub is_armed: Cell<bool>,
-    /// The replaced call that it is in; null: none, or a handler has interrupted the call.
+    /// The replaced call that the thread is in; null if there is none, or if a handler has
+    /// interrupted the call.
     pub call: Cell<*const Frame>,
-    /// Where its list of robust locks begins; 0: not known.
+    /// The start of the thread's list of robust locks; 0 if unknown.
     pub robust: Cell<u64>,
-    /// The call whose fast path has pinned `pinned`; 0: none.
+    /// The call whose fast path has pinned `pinned`; 0 if none has.
     first: Cell<usize>,
     pinned: [Cell<usize>; 4],
     /// Null before [`prepare`], and while the thread ends.
@@ -61,8 +62,8 @@ pub fn with<R>(look: impl FnOnce(&Thread) -> R) -> R {
 }
 
 impl Thread {
-    /// Notes the pages that the fast path of a call has pinned. `false`: the pages of another call
-    /// are noted already, which this one has interrupted, or which was left by a jump.
+    /// Notes the pages that the fast path of a call has pinned. `false` if the pages of another
+    /// call are noted, which this call has interrupted, or which was left by a jump.
     #[inline(always)]
     pub fn pin(&self, call: usize, one: &Range<usize>, other: &Range<usize>) -> bool {
         if self.first.get() != 0 {
@@ -108,14 +109,14 @@ struct PinTable([Pins; CALLS]);
 
 /// The pins of a call. A handler may use other entries of the thread's table at any time.
 pub struct Pins {
-    /// The number of the use that has it; 0: it is free.
+    /// The number of the [`Use`] that has this entry; 0 if it is free.
     id: AtomicU64,
     call: Cell<usize>,
     few: [Cell<(usize, usize)>; 4],
     count: Cell<usize>,
     /// Used only in our own code, where no handler runs.
     many: RefCell<Vec<Range<usize>>>,
-    /// Memory that was mapped for the call alone; 0 bytes: none.
+    /// Memory that was mapped only for this call; 0 bytes if none was.
     mapping: Cell<(usize, usize)>,
     reserved: Cell<u64>,
 }
@@ -190,14 +191,14 @@ fn give_back(bytes: u64) {
     }
 }
 
-/// In a forked child, which has none of the threads that reserved bytes.
+/// Forgets the reservations in a forked child, which has none of the threads that made them.
 pub fn forget_reserved() {
     RESERVED.store(0, Relaxed);
 }
 
 fn unmap(at: usize, bytes: usize) {
     if bytes > 0 {
-        // SAFETY: mapped for a call that is over, and known to nobody else.
+        // SAFETY: mapped for a call that is over, and unknown to other code.
         unsafe { raw(libc::SYS_munmap as u64, [at as u64, bytes as u64, 0, 0, 0, 0]) };
     }
 }
@@ -226,9 +227,9 @@ impl Use {
         })
     }
 
-    /// Has the thread's next call end this use. A child that shares this memory, and becomes
-    /// another program, never comes back; until then the thread stands still. `false`: nobody would
-    /// know of it.
+    /// Has the thread's next call end this use, because a child that shares this memory (`vfork`)
+    /// executes another program and never returns here. Until then the thread stands still. `false`
+    /// if the use is not in the thread's table, so that no later call would find it.
     pub fn leave_to_parent(&self) -> bool {
         // SAFETY: as above.
         let pins = unsafe { self.pins.as_ref() };
@@ -248,8 +249,8 @@ impl Use {
 }
 
 impl Use {
-    /// Reserves up to so many bytes for a long buffer, of `all` that the threads share. Returns the
-    /// bytes that were reserved.
+    /// Reserves up to `bytes` bytes for a long buffer, of the `all` bytes that the threads share.
+    /// Returns the number of bytes that it reserved.
     pub fn reserve(&mut self, bytes: u64, all: u64) -> u64 {
         let granted = |reserved: u64| bytes.min(all.saturating_sub(reserved));
         let reserved = RESERVED.fetch_update(Relaxed, Relaxed, |reserved| {
@@ -303,7 +304,7 @@ pub fn prepare() {
     }
 }
 
-/// Unpins the pages of calls that are over, now that the thread makes another one.
+/// Unpins the pages of the thread's earlier calls, which are over when it makes another call.
 pub fn end_calls_before(here: usize) {
     THREAD.with(|thread| {
         thread.end_before(here);

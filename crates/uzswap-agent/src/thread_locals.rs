@@ -1,4 +1,4 @@
-//! Where this library's thread-local variables are.
+//! Finds this library's thread-local variables.
 //!
 //! The C library finds such variables through a table for each thread, in the program's heap. If
 //! that table were evicted, the handler of a fault would meet another fault. The variables of a
@@ -14,16 +14,16 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_tree::front::Front;
 
-/// From a thread's block to its room; 0: this library has not begun.
+/// The distance from a thread's block to the room for variables; 0 before this library has begun.
 static ROOM: AtomicIsize = AtomicIsize::new(0);
-/// From the beginning of the room to the variables.
+/// The distance from the start of the room to the variables.
 static VARIABLES: AtomicIsize = AtomicIsize::new(0);
 /// The address of the variables' first values, and their bytes; all others are zero.
 static INITIAL: AtomicUsize = AtomicUsize::new(0);
 static INITIAL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes before the variables, which hold the thread's mark that they have their first values; also
-/// the largest alignment.
+/// Bytes before the variables, with the thread's mark that the variables are initialized. Also the
+/// largest alignment.
 const HEADER: usize = 64;
 
 unsafe extern "C" {
@@ -60,29 +60,29 @@ extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
     room + VARIABLES.load(Relaxed) + index.offset
 }
 
-/// Writes the first values of variables, which are zeros now. A signal handler may do the same
-/// meanwhile, and change the variables: a value other than zero stays.
+/// Writes the initial values of variables, which are zeros now. A signal handler may do the same at
+/// any point, and then change the variables. So a value other than zero stays.
 #[cold]
 fn fill(variables: isize) {
     let initial = INITIAL.load(Relaxed) as *const u64;
     let bytes = INITIAL_BYTES.load(Relaxed);
     for word in 0..bytes.div_ceil(size_of::<u64>()) {
-        // SAFETY: `prepare` has seen that there is as much of both; the variables are this thread's
-        // alone. Behind the first values there is more of the file.
+        // SAFETY: `prepare` has checked that both are large enough; only this thread uses the
+        // variables. A read beyond the initial values stays within the mapped file.
         let (value, to) = unsafe { (initial.add(word).read(), variables as *const AtomicU64) };
         let beyond = ((word + 1) * size_of::<u64>()).saturating_sub(bytes) * 8;
         let value = value << beyond >> beyond;
         if value != 0 {
             // SAFETY: as above.
             let to = unsafe { &*to.add(word) };
-            // In one instruction. If it fails, a handler has written the value.
+            // One atomic instruction. If it fails, a handler has written the value.
             let _ = to.compare_exchange(0, value, Relaxed, Relaxed);
         }
     }
 }
 
 /// Finds the place of the variables, and notes the key. True if there is room for them. Called
-/// once, before any of them is used.
+/// once, before any variable is used.
 pub fn prepare(front: &Front) -> bool {
     KEY.store(front.key, Relaxed);
     let Some(segment) = variables_segment() else { return true };

@@ -14,15 +14,15 @@ pub fn watcher() -> Option<i32> {
     own_threads::of_own_process(crate::front()?.watcher.load(SeqCst))
 }
 
-/// Threads of this library's own that are there.
+/// The live threads of this library.
 pub fn ours() -> Vec<i32> {
     let watcher = watcher();
     let is_ours = |thread: &i32| own_threads::all().chain(watcher).any(|ours| ours == *thread);
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// True if all of the program's threads have ended. The kernel lists the first one until the last
-/// one ends, and that is one of ours.
+/// True if all of the program's threads have ended. The kernel lists the first thread until the
+/// last thread ends, which is one of ours.
 pub fn are_all_ours() -> bool {
     if has_memory(std::process::id()) {
         return false;
@@ -43,7 +43,7 @@ fn has_memory(process: u32) -> bool {
     let into = libc::iovec { iov_base: (&raw mut to).cast(), iov_len: 1 };
     let [from, into] = [&raw const from as u64, &raw const into as u64];
     let arguments = [process.into(), into, 1, from, 1, 0];
-    // SAFETY: a byte that is copied to another one.
+    // SAFETY: a byte of ours is copied to another byte of ours.
     unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) == 1 }
 }
 
@@ -57,11 +57,11 @@ fn has_ended(thread: i32) -> bool {
 /// it does nothing. Its functions run in a thread of the program's.
 pub fn end_program() {
     extern "C" fn end(_: *mut c_void) -> *mut c_void {
-        // SAFETY: takes a number, and no other thread of the program's is there.
+        // SAFETY: takes a number, and the program has no other thread.
         unsafe { libc::exit(0) }
     }
     let mut thread = MaybeUninit::uninit();
-    // SAFETY: the function has this form, and nobody waits for the thread. Where it cannot be
-    // started, the caller tries again.
+    // SAFETY: the function has this form, and no thread joins this one. Where it cannot be started,
+    // the caller tries again.
     unsafe { libc::pthread_create(thread.as_mut_ptr(), ptr::null(), end, ptr::null_mut()) };
 }

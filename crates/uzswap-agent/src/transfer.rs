@@ -97,8 +97,8 @@ pub struct TakenPart {
 }
 
 impl TakenPart {
-    /// Takes the file's bytes at its position, up to so many. `None`: the file has none there, or
-    /// its size is unknown, as in `/proc`.
+    /// Takes up to `bytes` bytes of the file from its position. `None` if the file has none there,
+    /// or if its size is unknown, as in `/proc`.
     pub fn take(file: u64, bytes: u64) -> Option<Self> {
         if !is_type(file as i32, libc::S_IFREG) {
             return None;
@@ -119,7 +119,7 @@ impl TakenPart {
     }
 }
 
-/// Moves a file's position by so many bytes; where it is then, or an error.
+/// Moves a file's position by `by` bytes, and returns the new position, or an error.
 fn seek(file: u64, by: i64) -> i64 {
     let arguments = [file, by as u64, libc::SEEK_CUR as u64, 0, 0, 0];
     // SAFETY: given numbers only.

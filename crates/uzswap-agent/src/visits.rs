@@ -6,7 +6,7 @@
 //! pages leave shows it wrong bytes. A write asks before. By means that copy a page before it
 //! leaves, a write between the two would be lost.
 //!
-//! A program that is not taken over, and may be small, comes here by the preloaded library.
+//! In a program that is not taken over, and may be small, the preloaded library calls this file.
 
 use crate::buffers::pinned;
 use crate::pins::{GivenMemory, Pins, make_once};
@@ -21,9 +21,9 @@ use uzswap_sys::map::PAGE_BYTES;
 use uzswap_sys::{fault_signals, proc_text};
 use uzswap_tree::{Host, Setting, VISIT_BYTES_MAX, Visit, clock};
 
-/// How long a visitor waits for its host.
+/// The time for which a visitor waits for its host.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A host that has not answered is asked again with less patience for so long, milliseconds.
+/// The time for which a visitor waits less for a host that has not answered, in milliseconds.
 const SILENT: u64 = 10_000;
 const PATIENCE_SILENT: Duration = Duration::from_millis(100);
 /// The last host that has not answered, by the tree's name, and until when that is remembered.
@@ -49,8 +49,8 @@ pub fn on_call(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// The same of a program that was not taken over, or is left alone. `false`: the caller is to make
-/// the call.
+/// Makes a call of a program that was not taken over, or is left alone. `false` if the caller has
+/// to make it.
 pub unsafe extern "C" fn on_early_call(
     number: c_long,
     arguments: &[u64; 6],
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn on_early_call(
     let call = Call { number: number as u64, arguments: *arguments, result: 0 };
     let made = host_of(&call).and_then(|host| make(None, Some(host), &call));
     made.inspect(|made| *result = *made);
-    // If it was taken over meanwhile, its own memory may have been out.
+    // If the program was taken over during the call, its own memory may have been absent.
     made.is_some() && !is_seen()
 }
 
@@ -88,8 +88,8 @@ fn make(agent: Option<&Agent>, host: Option<Host<'_>>, call: &Call) -> Option<i6
     made.or_else(|| Some(in_parts(agent, host, call, (Cursor::new(here), Cursor::new(there)))))
 }
 
-/// Makes a call as the program does. `None`: its buffers are too long for that, or a host is to
-/// bring pages in.
+/// Makes a call as the program does. `None` if its buffers are too long, or if a host has to bring
+/// pages in.
 fn make_whole(
     agent: Option<&Agent>,
     host: Option<Host<'_>>,

@@ -13,7 +13,7 @@ use uzswap_tree::{Figures, RemoteSums, Tree, clock, own_number};
 /// Memory besides the pager's, bytes, when mappings that were left open were last searched. A
 /// forked child continues with this value, and with the next ones.
 static BESIDES: AtomicU64 = AtomicU64::new(0);
-/// The last report of this process: faults, pages stored, the activity at a store.
+/// The figures of this process's last report: faults, stored pages, activity at a store.
 static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static TOLD_REMOTE: RemoteSums = RemoteSums::new();
 
@@ -166,8 +166,8 @@ struct Named {
 }
 
 impl Named {
-    /// Reports memory that stays and came after the take-over. Reading the kernel's description of
-    /// much memory takes long, so that takes a ninth of the time at most.
+    /// Reports memory that stays and was mapped after the take-over. The kernel describes much
+    /// memory slowly, so this may take a ninth of the time at most.
     fn keep_up(&mut self, besides: u64, tree: &Tree) {
         let at = *self.at.get_or_insert(besides);
         let start = Instant::now();
@@ -214,7 +214,7 @@ struct SharedSize {
 }
 
 impl SharedSize {
-    /// Reads the size after a fork, and again as long as memory is shared.
+    /// Reads the size after a fork, and again while memory is shared.
     fn bytes(&mut self) -> u64 {
         let is_new = forking::take_note();
         if is_new || self.bytes > 0 && Instant::now() >= self.next {

@@ -29,8 +29,8 @@ pub fn is_write(call: &Call) -> bool {
     given(call).is_some()
 }
 
-/// Makes a long write to a file in one call. `false`: the call is no such write, or there is no
-/// memory for it.
+/// Makes a long write to a file in one call. `false` if the call is no such write, or if there is
+/// no memory for it.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let Some(given) = given(call) else { return false };
     let mut vector = Pins::new(agent);
@@ -67,8 +67,8 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
     true
 }
 
-/// Maps memory that does not leave, neither the program's nor the pager's. The use that notes it
-/// unmaps it.
+/// Maps memory that does not leave, and belongs neither to the program nor to the pager. The
+/// [`Use`] that notes it unmaps it.
 pub fn map(bytes: u64) -> Option<Range<usize>> {
     let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
@@ -92,8 +92,8 @@ fn copy_parts(agent: &Agent, given: GivenMemory, to: Range<usize>) -> usize {
     done - to.start
 }
 
-/// Copies a buffer as far as it can be read, to a mapping of the caller's of which nobody else
-/// knows; returns the number of bytes.
+/// Copies the readable part of a buffer to a mapping that only the caller uses, and returns its
+/// length.
 pub fn copy_part(agent: &Agent, (at, bytes): (u64, u64), to: usize) -> usize {
     let mut done = 0;
     while done < bytes {

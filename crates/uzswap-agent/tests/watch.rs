@@ -1,5 +1,5 @@
-//! The agent is a library that a program preloads, with an allocator and thread variables of its
-//! own: its tests are in `tests/`. Two of its files need nothing of that and are tested here.
+//! A program preloads the agent, which has its own allocator and thread variables, so its tests are
+//! in `tests/`. Two files need none of this, and are tested here.
 
 #[path = "../src/decide.rs"]
 #[expect(dead_code, reason = "the library uses more of it than the tests do")]

@@ -5,8 +5,8 @@
 //! 128 bytes below the stack pointer (the red zone).
 //!
 //! Saving the whole extended state takes longer than the rest of the work for most calls. So a
-//! first function gets each call. Its code changes only the lower halves of vector registers, like
-//! any code for baseline x86-64.
+//! first function gets each call. Like any code for baseline x86-64, it changes only the lower
+//! halves of vector registers.
 
 use std::arch::{asm, naked_asm};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -89,14 +89,15 @@ impl Frame {
     }
 }
 
-/// The address behind a replaced `syscall`, by that of its stub's bare call, which ends with a jump
-/// there.
+/// The address behind a replaced `syscall`. The argument is the address of its stub's bare call,
+/// which ends with a jump there.
 ///
 /// # Safety
 /// `bare` is the address of such a call.
 pub(crate) unsafe fn behind_site(bare: usize) -> usize {
     const JUMP_END: usize = 7;
-    // SAFETY: behind two bytes of `syscall` and one of the jump are four of its distance.
+    // SAFETY: two bytes of `syscall` and one of the jump precede the four bytes of the jump's
+    // distance.
     let distance = unsafe { ((bare + 3) as *const i32).read_unaligned() };
     (bare + JUMP_END).wrapping_add(distance as usize)
 }
@@ -105,14 +106,14 @@ pub(crate) unsafe fn behind_site(bare: usize) -> usize {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Outcome {
-    /// It was made: the program gets [`Call::result`].
+    /// The call was made: the program gets [`Call::result`].
     Done = 0,
     /// It is made as it stands, with the program's own registers and stack: for calls that return
     /// twice, on another stack or never.
     Bare = 1,
     /// From the first function: nothing was done, and the second one gets the call.
     Undecided = 2,
-    /// It has been made, and the program goes on with the stack that is its second argument.
+    /// The call was made, and the program continues on the stack that is its second argument.
     OnStack = 3,
 }
 
@@ -176,14 +177,14 @@ pub unsafe fn raw(number: u64, arguments: [u64; 6]) -> i64 {
 }
 
 /// States that are saved besides the general registers: x87, SSE, AVX, AVX-512. Protection keys are
-/// not, because we do not change them, nor tiles, which no code of ours uses.
+/// not saved, because we do not change them. Neither are tiles, because no code of ours uses them.
 const STATES: u32 = 0b1110_0111;
 /// Their largest size in the standard form, with the header: AVX-512's last part ends at 2688.
 const STATES_BYTES: usize = 2688;
 
 /// True if the processor and the kernel save these states in the way of [`entry`].
 pub(crate) fn is_supported() -> bool {
-    // SAFETY: CPUID is there on every x86-64.
+    // SAFETY: every x86-64 has CPUID.
     #[allow(unused_unsafe)]
     let (features, sizes) =
         unsafe { (std::arch::x86_64::__cpuid(1), std::arch::x86_64::__cpuid_count(0xd, 2)) };
@@ -276,7 +277,7 @@ pub(crate) unsafe extern "C" fn entry() {
         "xrstor64 [rsp]",
         "3:",
         "mov rsp, rbx",
-        // For these few instructions a debugger is not told the caller.
+        // For these few instructions a debugger cannot find the caller.
         ".cfi_undefined rip",
         // The outcome is in r11: 0 is done, and the result is the call's.
         "mov rax, [rsp]",

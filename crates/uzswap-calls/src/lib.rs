@@ -1,4 +1,4 @@
-//! System calls of this process, handled before the kernel gets them.
+//! Handles this process's system calls before the kernel gets them.
 //!
 //! ```text
 //! libc, ld.so, …   mov eax, NUMBER ; syscall      becomes      jmp stub ; ud2
@@ -8,9 +8,9 @@
 //! bare             syscall ; jmp back
 //! ```
 //! Ordinary programs make their system calls through the C library. Its `syscall` instructions are
-//! found ([`sites`]) and replaced while the other threads are stopped ([`stop`]). Nothing is
-//! replaced before [`PreparedPatch::apply`], so nothing costs anything. Afterwards only calls with
-//! the caller's numbers take the way above. x86-64 only.
+//! found ([`sites`]) and replaced while the other threads are stopped ([`stop`]). Before
+//! [`PreparedPatch::apply`] nothing is replaced, and calls cost nothing more. Afterwards only calls
+//! with the wanted numbers take the way above. x86-64 only.
 //!
 //! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
 //! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` replaces the `syscall`

@@ -10,9 +10,9 @@
 //! syscall                   0f 05
 //! ud2                       0f 0b
 //! ```
-//! A thread may stand between `mov` and `syscall`, have its call restarted, or jump there. It meets
-//! `ud2` (SIGILL), and continues in the stub behind its `mov`. A thread that waits in the kernel
-//! returns behind the `syscall`, where nothing is changed.
+//! A thread may stand between `mov` and `syscall`, have its call restarted, or jump there. It
+//! executes `ud2` (SIGILL), and continues in the stub behind the `mov`. A thread that waits in the
+//! kernel returns behind the `syscall`, where the code is unchanged.
 
 use crate::entry::{self, Looks};
 use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
@@ -56,8 +56,8 @@ pub struct Patched {
     pub left: usize,
 }
 
-/// For the address of each trap, the address at which the thread goes on. A table with open
-/// addressing: one thread fills it before the traps exist, and signal handlers read it.
+/// The address at which a thread continues, for the address of each trap. A table with open
+/// addressing. One thread fills it before the traps exist; signal handlers read it.
 struct Traps {
     slots: Box<[(usize, usize)]>,
 }
@@ -114,8 +114,9 @@ impl Patcher {
         Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new() })
     }
 
-    /// The address at which a thread goes on that met the `ud2` at `address`; `None` if it is none
-    /// of ours. For the handler of SIGILL, which the caller sets. Safe in a signal handler.
+    /// The address at which a thread continues after it executed the `ud2` at `address`; `None` if
+    /// the `ud2` is not ours. For the handler of SIGILL, which the caller sets. Safe in a signal
+    /// handler.
     pub fn resume_at(address: usize) -> Option<usize> {
         // SAFETY: a table, once made, stays.
         let traps = unsafe { TRAPS.load(Acquire).as_ref() }?;
@@ -254,7 +255,7 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
     let taken = maps.lines().filter_map(|line| {
         let mut mapped = Mapped::parse(line)?;
         if mapped.name == "[stack]" {
-            // It grows, by as much as it is permitted to.
+            // A stack may grow up to its limit.
             mapped.range.start = mapped.range.start.saturating_sub(stack_growth());
         }
         Some(mapped.range)
@@ -273,7 +274,7 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
     for place in gaps.iter().map(at).filter(|at| at.abs_diff(near) < REACH).take(8) {
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
         let access = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
-        // SAFETY: nothing is replaced by it.
+        // SAFETY: it replaces no mapping.
         let mapped = unsafe { mm::mmap_anonymous(place as *mut c_void, BYTES, access, flags) };
         match mapped {
             Ok(start) => return Ok((start as usize, start as usize + BYTES)),
@@ -297,8 +298,8 @@ fn stack_growth() -> usize {
     (limit.unwrap_or(UNLIMITED).min(UNLIMITED) + GAP) as usize
 }
 
-/// Sites that are ready to be replaced. Their code is writable until this is dropped; then it has
-/// its former access.
+/// Sites whose replacement is prepared. Their code is writable until this value is dropped, and
+/// then has its former access.
 #[derive(Debug)]
 #[must_use = "nothing is replaced before `apply`"]
 pub struct PreparedPatch {

@@ -35,7 +35,7 @@ const SIGRETURN: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
 pub struct Site {
     /// Its address.
     pub address: usize,
-    /// The way in which the number of the call gets into `eax`.
+    /// How the call's number gets into `eax`.
     pub number: Number,
 }
 
@@ -50,7 +50,7 @@ pub enum Number {
         /// The address of that space.
         room: usize,
     },
-    /// The number is there already, or comes from another register. The instruction before the
+    /// `eax` has the number already, or gets it from another register. The instruction before the
     /// `syscall` has the same effect at any address.
     Before {
         /// Its length, at most that of a `mov`, five.
@@ -90,7 +90,8 @@ pub struct Module {
     pub name: String,
     /// From its first address to its last.
     pub range: Range<usize>,
-    /// Most bytes that its variables take in each thread, if it was loaded with the program.
+    /// The maximum number of bytes that its variables take in each thread, if it was loaded with
+    /// the program.
     pub thread_bytes: usize,
     /// True if the Go compiler made it: Go makes calls on stacks of 2 KiB.
     pub is_go: bool,
@@ -119,7 +120,7 @@ pub fn modules() -> Vec<Module> {
 }
 
 /// Makes the decoder's tables, which the decoder would make at its first use. A child that is
-/// forked meanwhile would wait for them for ever.
+/// forked while a thread makes them would wait for ever.
 pub fn make_tables() {
     let _ = Decoder::new(64, &[], DecoderOptions::NONE);
 }
@@ -148,7 +149,7 @@ pub fn of_segment(
 struct Tables {
     /// The address that their first byte has, or will have, beside the code.
     start: usize,
-    /// Where they are mapped now, from their page on.
+    /// The mapping of the tables, from the start of their page.
     map: Range<usize>,
     /// Bytes of the page before them.
     before: usize,
@@ -187,7 +188,7 @@ impl Tables {
         let before = (place % PAGE) as usize;
         let length = before + (at + bytes - index_at) as usize;
         let (any, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE);
-        // SAFETY: a new mapping, of a file that nobody is expected to cut short while it is loaded.
+        // SAFETY: a new mapping, of a loaded file, which is not expected to be truncated.
         let start =
             unsafe { mm::mmap(any, length, ProtFlags::READ, flags, file, place - before as u64) };
         let start = start.ok()? as usize;
@@ -197,7 +198,7 @@ impl Tables {
 
     fn bytes(&self) -> &[u8] {
         let start = self.map.start + self.before;
-        // SAFETY: mapped as long as this is.
+        // SAFETY: mapped as long as this value exists.
         unsafe { std::slice::from_raw_parts(start as *const u8, self.map.end - start) }
     }
 }
@@ -276,8 +277,8 @@ impl Module {
     }
 }
 
-/// True if a segment of notes has one of Go's. A note has the length of its name, the length of its
-/// content, a kind, the name and the content. The last two begin at multiples of four.
+/// True if a segment of notes has a note of Go's. A note has the length of its name, the length of
+/// its content, a kind, the name and the content. The last two begin at multiples of four.
 ///
 /// # Safety
 /// The range is mapped.
@@ -367,8 +368,8 @@ fn is_checked(code: &[u8]) -> bool {
     std::iter::from_fn(next).take(INSTRUCTIONS).any(is_check)
 }
 
-/// The number that the instruction before has put into `eax`. No call has one of 512 or more, so
-/// other bytes that look like that instruction are recognised.
+/// The number that the instruction before has put into `eax`. No call's number is 512 or more. A
+/// larger one shows that these bytes are not that instruction.
 fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
     let mov = bytes[at.checked_sub(MOV_BYTES)?..at].first_chunk::<MOV_BYTES>()?;
     let number = u32::from_le_bytes([mov[1], mov[2], mov[3], mov[4]]);
@@ -378,8 +379,8 @@ fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
 /// Bytes between two functions at most.
 const GAP_MAX: usize = 32;
 
-/// Free space for a jump, within reach of a jump of two bytes before `at`: padding that no thread
-/// executes, in one of the forms of assemblers.
+/// Space for a jump, within reach of a two-byte jump before `at`. It is padding as assemblers write
+/// it, which no thread executes.
 fn room_near(
     bytes: &[u8],
     at: usize,
@@ -423,7 +424,7 @@ fn ends_at(code: &[u8], function: &Range<usize>, address: usize) -> bool {
     is_end && decoder.ip() == address as u64
 }
 
-/// True if there is nothing but padding from an address on.
+/// True if all code from an address on is padding.
 fn is_padding(code: &[u8], address: usize) -> bool {
     let mut decoder = Decoder::with_ip(64, code, address as u64, DecoderOptions::NONE);
     let mut all = std::iter::from_fn(|| decoder.can_decode().then(|| decoder.decode().mnemonic()));
@@ -505,7 +506,7 @@ mod tests {
         assert!(sites.len() > 300 && numbered * 10 > sites.len() * 7, "{numbered}/{}", sites.len());
         let has = |number: i64| sites.iter().any(|site| site.number.known() == Some(number as u32));
         assert!([libc::SYS_read, libc::SYS_mmap, libc::SYS_futex].into_iter().all(has));
-        // The function `syscall` is one of those; most others wait for a lock.
+        // The function `syscall` has such a site; most other such functions wait for a lock.
         let moved = sites.iter().filter(|site| matches!(site.number, Number::Before { .. }));
         let moved = moved.count();
         assert!(moved > 20, "{moved}");

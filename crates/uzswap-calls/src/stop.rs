@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// The time that threads may take to stop.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// After this time a thread that has not stopped gets the signal again: it may have had a lock that
-/// others need.
+/// The time after which a thread that has not stopped gets the signal again. It may have held a
+/// lock that others need.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// The turn, as it is in [`STAYING`]: stopped threads wait on this word.
@@ -88,7 +88,7 @@ struct Node {
     staying: Staying,
     /// Written by the thread that stops the others, before it ends the turn.
     call: Cell<Option<WaitedCall>>,
-    /// The previous one; 0: none.
+    /// The previous node; 0 if there is none.
     before: u64,
 }
 
@@ -98,7 +98,7 @@ const fn turn_of(word: u64) -> u32 {
 
 /// The signal's handler calls this, if the signal has [`VALUE`], with the thread's stack pointer.
 /// It waits until the turn is over. Returns the call in which the thread waited, if that is known.
-/// Allocates nothing. The signal may come late, when it is no longer needed.
+/// Allocates nothing. The signal may arrive after the turn has ended.
 pub fn stay(stack: usize) -> Option<WaitedCall> {
     let turn = turn_of(STAYING.load(SeqCst));
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
@@ -167,9 +167,9 @@ struct Asked {
 }
 
 /// Does `work` while all other threads, except those in `spared`, are in [`stay`]; `None` if they
-/// could not be stopped in time. `list` lists all, as [`threads`] does, and `call` tells the call
-/// of one, as [`waited_call`] does. `work` takes no lock that a stopped thread may have, an
-/// allocator's included. Called by one thread at a time.
+/// could not be stopped in time. `list` lists all threads, as [`threads`] does. `call` returns the
+/// call of one thread, as [`waited_call`] does. `work` takes no lock that a stopped thread may
+/// have, an allocator's included. Called by one thread at a time.
 pub fn others<R>(
     signal: i32,
     spared: &[i32],
@@ -222,8 +222,8 @@ pub fn others<R>(
     result
 }
 
-/// All threads of this process. Errors: they cannot be listed (no descriptor is left, or they come
-/// and go too fast).
+/// All threads of this process. Fails if they cannot be listed: no descriptor is left, or threads
+/// begin and end too fast.
 pub fn threads() -> io::Result<Vec<i32>> {
     // Without the C library, whose allocator's lock a stopped thread may have.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -235,16 +235,16 @@ pub fn threads() -> io::Result<Vec<i32>> {
         let name = entry?.file_name().to_str().ok().and_then(|name| name.parse::<i32>().ok());
         threads.extend(name);
     }
-    // The kernel may leave some out if others end meanwhile. A folder's links are two, and one for
-    // each entry.
+    // If threads end during the listing, the kernel may leave others out. A folder has two links,
+    // and one for each entry.
     match fs::fstat(&folder)?.st_nlink == threads.len() as u64 + 2 {
         true => Ok(threads),
         false => Err(io::ErrorKind::Interrupted.into()),
     }
 }
 
-/// True if a thread has ended and is listed all the same: the first one stays there until the last
-/// one ends.
+/// True if a thread has ended but is still listed. The kernel lists the first thread until the last
+/// thread ends.
 fn has_ended(thread: i32) -> bool {
     if thread != rustix::process::getpid().as_raw_nonzero().get() {
         return false;

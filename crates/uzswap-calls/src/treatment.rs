@@ -28,7 +28,8 @@ pub enum Buffer {
 /// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
-    /// It uses no memory, or none that the kernel reads before it ends: it is not replaced.
+    /// The call uses no memory, or the kernel does not read that memory before the call ends. It is
+    /// not replaced.
     Left,
     /// The kernel no longer has it, or never had.
     Absent,
@@ -37,9 +38,9 @@ pub enum Treatment {
     /// These arguments may refer to memory: pages there are pinned, and the call is repeated if it
     /// fails with `EFAULT`.
     Touched(&'static [usize]),
-    /// A treatment of its own, described here.
+    /// The call has its own treatment, described here.
     Own(&'static str),
-    /// It fails with this error number, and programs do without it.
+    /// The call fails with this error number, and programs do without it.
     Refused(i32),
 }
 

@@ -18,7 +18,7 @@ static OTHERS: AtomicU64 = AtomicU64::new(0);
 
 /// Decides one call, and changes every register that a first function may change.
 fn first(call: &mut Call) -> Outcome {
-    // SAFETY: every x86-64 has these registers; none of those that are not clobbers is changed.
+    // SAFETY: every x86-64 has these registers; only the declared clobbers change.
     unsafe {
         std::arch::asm!(
             ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
@@ -79,7 +79,8 @@ fn set_handlers() {
     }
 }
 
-/// The C library blocks signals for itself; it must not block the one that its own calls now need.
+/// The C library blocks signals for its own work. It must not block the signal that its calls now
+/// need.
 fn without_ours(call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
     if set == 0 || how == libc::SIG_UNBLOCK as u64 {
@@ -172,8 +173,8 @@ fn round(number: u64) {
     assert_eq!(joined, number as f64 * 1.5);
 }
 
-/// Vector registers are the same after a call that the first function decides, and after one that
-/// it leaves to the second. Both are functions with only a system call.
+/// Checks that vector registers are the same after a call that the first function decides, and
+/// after a call that it leaves to the second. Both calls are functions with only a system call.
 fn check_registers() {
     for function in [libc::getppid, libc::getpgrp] {
         if std::arch::is_x86_feature_detected!("avx512f") {
@@ -194,8 +195,8 @@ macro_rules! check_kept {
         unsafe fn $name(function: unsafe extern "C" fn() -> libc::pid_t) {
             let before: [u8; 32 * $bytes] = std::array::from_fn(|at| (at * 7 + 3) as u8);
             let mut after = [0u8; 32 * $bytes];
-            // SAFETY: loads and stores within the arrays; the function is of the C library, and
-            // gets its stack alignment.
+            // SAFETY: loads and stores within the arrays; the C library's function gets the stack
+            // alignment that it needs.
             unsafe {
                 std::arch::asm!(
                     "mov r13, rsp",

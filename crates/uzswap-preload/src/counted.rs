@@ -1,6 +1,6 @@
 //! The memory of the process.
 //!
-//! The kernel tells it in `/proc/thread-self/statm`. The first read of that file in a process costs
+//! The kernel shows it in `/proc/thread-self/statm`. The first read of that file in a process costs
 //! 30 to 40 microseconds, as much as the rest of this library. Most programs that have asked for 4
 //! MiB have freed most of it; a small heap of the C library shows that for free.
 
@@ -11,7 +11,7 @@ use uzswap_tree::front::{Front, QUEUED_LEAST};
 /// The C library does not take larger blocks from its heap at first.
 pub const LARGE: usize = 128 << 10;
 
-/// Checks that may be skipped in a row: memory may come from elsewhere, if the heap cannot grow.
+/// Consecutive checks that may be skipped. If the heap cannot grow, memory may have another source.
 const LEFT_OUT_MAX: u32 = 3;
 
 /// The end of the heap at first.
@@ -60,9 +60,9 @@ pub struct MemoryUse {
 pub fn memory() -> MemoryUse {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
-    // SAFETY: a name; the content and the description fit in the given places. Meanwhile another
-    // thread of the program may close all descriptors, and open a file of its own by this number.
-    // `pread` does not move that file's position, and `fstatfs` keeps us from closing it.
+    // SAFETY: a name; the content and the description fit in the given places. Another thread of
+    // the program may close all descriptors at this moment, and open a file of its own under this
+    // number. `pread` does not move that file's position, and `fstatfs` keeps us from closing it.
     let read = unsafe {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         let file = libc::open(c"/proc/thread-self/statm".as_ptr(), flags);

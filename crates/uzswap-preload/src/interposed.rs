@@ -1,7 +1,7 @@
 //! Functions that override the C library's by name: the allocator, to count a program's memory,
 //! forks, and signals. After the takeover the agent sees all other calls, from any caller.
 //!
-//! SIGBUS and SIGILL are never blocked. The program's handlers get those of these signals that are
+//! SIGBUS and SIGILL are never blocked. The program's handlers get those SIGBUS and SIGILL that are
 //! not ours.
 
 use crate::loading::{self, hooks};
@@ -93,8 +93,7 @@ unsafe extern "C" {
 }
 
 /// The function that the program would use without us. It may be the program's own (jemalloc's, or
-/// a sanitizer's), and a block must go back to the allocator that it came from. 0: not looked up
-/// yet.
+/// a sanitizer's): a block must be freed by the allocator that made it. 0 before it is looked up.
 struct Next {
     name: &'static CStr,
     function: AtomicUsize,
@@ -189,7 +188,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
 
 type Align = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
-/// ImageMagick has all of its pixels from here.
+/// ImageMagick allocates all of its pixels by this function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_memalign(
     block: *mut *mut c_void,
@@ -307,8 +306,8 @@ type VersionedStatAt = unsafe extern "C" fn(c_int, c_int, *const c_char, *mut st
 static FSTATAT: Next = Next { name: c"fstatat", function: AtomicUsize::new(0) };
 static FXSTATAT: Next = Next { name: c"__fxstatat64", function: AtomicUsize::new(0) };
 
-/// A program that may fork only as long as it has one thread (Chromium) counts its threads by the
-/// links of the folder that lists them.
+/// A program that may fork only while it has one thread (Chromium) counts its threads by the links
+/// of the folder that lists them.
 ///
 /// # Safety
 /// As of the call.
@@ -457,8 +456,8 @@ unsafe extern "C" fn syscall(
     unsafe { make(number, [a, b, c, d, e, f]) }
 }
 
-/// Reads or writes another process's memory. If that is one of the tree, the agent asks it for its
-/// pages, and is loaded for it. After the takeover it sees the call itself.
+/// Reads or writes another process's memory. If that process is of the tree, the agent is loaded
+/// and asks it for the pages. After the take-over the agent sees the call itself.
 ///
 /// # Safety
 /// As of the call.
@@ -503,8 +502,8 @@ unsafe extern "C" fn mmap(
     unsafe { map([at as u64, bytes as u64, protection, flags, file, offset as u64]) }
 }
 
-/// `mmap`, by any of its names. A program's own function by such a name, as allocators have, gets
-/// here through `syscall`.
+/// `mmap`, by any of its names. A program's own function of such a name, as allocators have, calls
+/// this through `syscall`.
 ///
 /// # Safety
 /// As of the call.
@@ -517,8 +516,8 @@ unsafe fn map(arguments: [u64; 6]) -> *mut c_void {
     let is_counted = is_plain && front().is_some();
     let is_usable = protection & libc::PROT_WRITE != 0 && flags & libc::MAP_NORESERVE == 0;
     if is_counted && is_usable {
-        // The caller may be an allocator with its locks held, and calls this often: a build of
-        // compilers that waited here took 1.7 times as long.
+        // The caller may be an allocator that holds its locks. It also calls this often: compilers
+        // that waited here took 1.7 times as long.
         asked(bytes, false);
     } else if is_counted {
         // Used later, part by part.
@@ -526,7 +525,7 @@ unsafe fn map(arguments: [u64; 6]) -> *mut c_void {
     }
     let mut arguments = arguments;
     if is_counted {
-        // Populated at once, the mapping might exceed the budget.
+        // A mapping that is populated immediately might exceed the budget.
         arguments[3] &= !(libc::MAP_POPULATE as u64);
     }
     // SAFETY: the arguments are the caller's.

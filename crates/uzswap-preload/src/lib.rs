@@ -51,7 +51,7 @@ struct FrontCell(UnsafeCell<MaybeUninit<Front>>);
 unsafe impl Sync for FrontCell {}
 
 static PLACE: FrontCell = FrontCell(UnsafeCell::new(MaybeUninit::uninit()));
-/// Null until this library is ready, and in a program without a tree.
+/// Null until this library is initialized, and in a program without a tree.
 static FRONT: AtomicPtr<Front> = AtomicPtr::new(ptr::null_mut());
 
 fn front() -> Option<&'static Front> {
@@ -102,7 +102,7 @@ extern "C" fn begin() {
         waits: AtomicU32::new(0),
         watcher: AtomicU64::new(0),
     };
-    // The trial runs before the front is set, so that the child tells the tree nothing.
+    // The trial runs before the front is set, so that the child reports nothing to the tree.
     let tried = front.has_own_allocator.then(trial::load);
     let place = PLACE.0.get().cast::<Front>();
     // SAFETY: there is one thread, and no other code has the pointer.
@@ -128,7 +128,7 @@ unsafe extern "C" {
     ) -> libc::c_int;
 }
 
-/// True if the program permits itself few system calls, perhaps none of ours.
+/// True if the program restricts its system calls (seccomp), and perhaps forbids ours.
 fn is_filtered() -> bool {
     front().is_some_and(|front| front.waits.load(Relaxed) & FILTERED != 0)
 }
@@ -170,7 +170,8 @@ unsafe extern "C" {
     static program_invocation_short_name: *const libc::c_char;
 }
 
-/// Prints the reason why the program runs without the agent, and tells `run` if there is a tree.
+/// Prints the reason why the program runs without the agent, and reports it to `run` if there is a
+/// tree.
 fn say(reason: &[&[u8]]) {
     if let Some(front) = front() {
         // SAFETY: a text that ends with a zero, or null, from before the program begins.
@@ -226,8 +227,8 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     if used + more_bytes < SILENT_MAX && usable.saturating_add(more_bytes) < front.late_least() {
         return;
     }
-    // If another call has begun to load the agent, this one does not wait: the dynamic linker may
-    // be busy.
+    // If another call has begun to load the agent, this call does not wait, because the dynamic
+    // linker may be busy.
     let is_new = loading::load_in_thread();
     if is_new
         && may_wait
@@ -237,8 +238,8 @@ fn look(front: &Front, more: usize, may_wait: bool) {
     }
 }
 
-/// Starts watching a program that reserves so many addresses that it may grow beyond its budget
-/// without a further request.
+/// Starts watching a program that reserves enough addresses to grow beyond its budget without a
+/// further request.
 fn reserved(bytes: usize) {
     let Some(front) = front() else { return };
     if bytes as u64 >= front.late_least() && front.waits.load(Relaxed) & FILTERED == 0 {
@@ -253,8 +254,8 @@ fn reserved(bytes: usize) {
 const OFTEN: usize = 4 << 20;
 
 /// Counts an allocation. A program with an allocator of its own is watched from the start, any
-/// other one once it has much memory. `may_wait` is false in a thread that may have locks of the
-/// program's allocator, since starting threads allocates.
+/// other program when it has much memory. `may_wait` is false in a thread that may have locks of
+/// the program's allocator, since starting threads allocates.
 fn asked(bytes: usize, may_wait: bool) {
     let Some(front) = front() else { return };
     let waits = front.waits.load(Relaxed);

@@ -16,7 +16,7 @@ use uzswap_tree::front::{BEGIN, Begin, Fork, Front, Hooks};
 /// The agent, in the folder of this library.
 const AGENT: &CStr = c"libuzswap_agent.so";
 
-/// Most milliseconds that loading takes, if the dynamic linker is not busy.
+/// The longest time that loading takes if the dynamic linker is not busy, in milliseconds.
 pub const LOAD_TIME: u32 = 20;
 /// Milliseconds after which a loading thread is assumed to wait for the caller.
 const PATIENCE: u32 = 100;
@@ -49,7 +49,7 @@ pub fn load_now() -> Option<&'static Hooks> {
     }
 }
 
-/// Waits while a thread loads the agent, at most so many milliseconds.
+/// Waits while a thread loads the agent, at most `patience` milliseconds.
 pub fn await_loaded(patience: u32) -> Option<&'static Hooks> {
     (0..patience).take_while(|_| STATE.load(SeqCst) == LOADING).for_each(|_| pause());
     hooks()
@@ -131,7 +131,7 @@ fn open_apart() -> *const Hooks {
 extern "C" fn open_in_own_table(_: *mut c_void) -> *mut c_void {
     const UNSHARE: c_int = 2;
     // SAFETY: takes numbers. The call closes all but the standard streams in a new table, which
-    // only this thread uses. If the kernel refuses, the thread goes on with the program's table.
+    // only this thread uses. If the kernel refuses, the thread keeps the program's table.
     unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, UNSHARE) };
     open().cast_mut().cast()
 }
@@ -182,7 +182,8 @@ extern "C" fn do_nothing(value: *mut c_void) -> *mut c_void {
 /// Writes the path of the agent, in the folder of this library; true if it fits.
 fn beside_own(path: &mut [c_char]) -> bool {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: writes its result to the given structure; zeros are no file. Names end with a zero.
+    // SAFETY: writes its result to the given structure; all-zero bytes mean no file. Names end with
+    // a zero.
     let own = unsafe {
         libc::dladdr((&raw const STATE).cast(), found.as_mut_ptr());
         let name = found.assume_init().dli_fname;
@@ -208,7 +209,7 @@ pub unsafe fn fork(next: Fork) -> libc::pid_t {
             // SAFETY: the caller's promise.
             return unsafe { (hooks.fork)(next) };
         }
-        // A thread that begins to load from here on waits for us.
+        // From now on a thread that begins to load the agent waits for us.
         FORKS.fetch_add(1, SeqCst);
         let is_loading = STATE.load(SeqCst) == LOADING;
         if hooks().is_none() && (!is_loading || waited == PATIENCE) {

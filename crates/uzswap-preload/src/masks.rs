@@ -36,8 +36,8 @@ pub unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> 
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, set, old, size_of::<u64>()) }
 }
 
-/// Sets a mask that the thread had before, without our signals. It keeps the C library's own two:
-/// threads of the C library block one of them.
+/// Sets a mask that the thread had before, without our signals. The mask keeps the C library's own
+/// two signals, because threads of the C library block one of them.
 ///
 /// # Safety
 /// It is a set.

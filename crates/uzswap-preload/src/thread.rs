@@ -19,8 +19,8 @@ const GUARD: usize = 4 << 10;
 /// The work of a thread.
 pub type Body = extern "C" fn(*mut c_void) -> *mut c_void;
 
-/// Starts a thread that is never joined. `false`: none could be started. Its stack is never
-/// unmapped.
+/// Starts a thread that is never joined. `false` if no thread could be started. The thread's stack
+/// is never unmapped.
 ///
 /// # Safety
 /// The program's signals are blocked.
@@ -28,7 +28,7 @@ pub unsafe fn start_for_good(body: Body) -> bool {
     start(body, libc::PTHREAD_CREATE_DETACHED).is_some()
 }
 
-/// Runs a thread, and waits for its end and its result; `None`: none could be started.
+/// Runs a thread, waits for its end, and returns its result; `None` if no thread could be started.
 ///
 /// # Safety
 /// The program's signals are blocked.
@@ -43,7 +43,7 @@ pub unsafe fn run(body: Body) -> Option<*mut c_void> {
 
 struct Started {
     thread: pthread_t,
-    /// `None`: the C library's.
+    /// `None` for a stack of the C library's.
     stack: Option<GuardedStack>,
 }
 
@@ -66,7 +66,7 @@ fn start(body: Body, is_detached: c_int) -> Option<Started> {
     None
 }
 
-/// Creates a thread on a stack, or on one of the C library's of so many bytes.
+/// Creates a thread on a stack of ours, or on a stack of the C library's of `bytes` bytes.
 fn create(
     body: Body,
     is_detached: c_int,
@@ -76,8 +76,8 @@ fn create(
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::zeroed();
     let mut thread = MaybeUninit::<pthread_t>::zeroed();
     let attributes = attributes.as_mut_ptr();
-    // SAFETY: both structures are written before they are used. The stack, above its guard, is the
-    // thread's alone and stays as long as that does. The body has its form by its type.
+    // SAFETY: both structures are written before they are used. Only the thread uses the stack
+    // above the guard, which outlives it. The body's type gives its form.
     unsafe {
         libc::pthread_attr_init(attributes);
         libc::pthread_attr_setdetachstate(attributes, is_detached);
@@ -101,8 +101,8 @@ struct GuardedStack {
 }
 
 impl GuardedStack {
-    /// For a stack of so many bytes. The system call maps it, because the program's `mmap` would
-    /// count the stack.
+    /// Maps a stack of `bytes` bytes by the system call, because the program's `mmap` would count
+    /// the stack.
     fn map(bytes: usize) -> Option<Self> {
         static CHANCE: u8 = 0;
         // As random as the address of this library.

@@ -1,11 +1,11 @@
 //! Tries in a child process to load the agent with the program's own allocator, while the program
 //! is being loaded.
 //!
-//! The dynamic linker asks that allocator for memory and gives it back. The allocator may work only
-//! from some point in `main` on: GCL's counts blocks in tables that exist only from then on.
-//! Without us nothing calls it earlier. Our call would end such a program. So a child loads the
-//! agent first. The child has the same memory, and this process has one thread, so loading the
-//! agent here goes the same way.
+//! The dynamic linker allocates and frees by that allocator, which may work only after some point
+//! in `main`: GCL's counts blocks in tables that exist only from then on. Without us nothing calls
+//! it earlier. Our call would end such a program. So a child loads the agent first. The child has
+//! the same memory, and this process has one thread. So loading the agent ends in the same way
+//! here.
 
 use crate::loading;
 use libc::{c_int, c_long, pid_t};
@@ -19,12 +19,13 @@ unsafe extern "C" {
     fn __sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
 }
 
-/// Loads the agent, and starts a thread, in a child. An error is the reason not to do so here.
+/// Loads the agent, and starts a thread, in a child. The error is the reason not to load the agent
+/// in this process.
 pub fn load() -> Result<(), &'static [u8]> {
     // The child's end raises no signal, and only a wait that asks for such children (`__WALL`)
     // reaps it. The system call is made directly, since the C library would run its fork handlers.
     let no_signal: c_long = 0;
-    // SAFETY: takes numbers and no addresses: the child goes on right here.
+    // SAFETY: takes numbers and no addresses: the child continues right here.
     let child = unsafe { libc::syscall(libc::SYS_clone, no_signal, 0, 0, 0, 0) } as pid_t;
     match child {
         0 => be_child(),
@@ -68,7 +69,7 @@ fn has_ended_well(child: pid_t) -> bool {
         }
         loading::pause();
     }
-    // SAFETY: the child is not reaped, so the number is its own.
+    // SAFETY: the child is not reaped, so no other process has its number.
     unsafe { libc::syscall(libc::SYS_kill, child, libc::SIGKILL) };
     // The killed child ends now, however long that takes. A signal handler may end the wait early:
     // the child then stays a zombie.

@@ -1,6 +1,6 @@
 //! The calls of `ioctl` by which a program hands memory to a device, or to the kernel, for use at
-//! any time. Before the take-over the preloaded library looks for these calls, afterwards the
-//! agent.
+//! any time. The preloaded library looks for these calls before the take-over, and the agent after
+//! it.
 
 /// The places of an address and a length in the structure of 64-bit numbers that an `ioctl` gets.
 struct IoctlLayout {
@@ -21,7 +21,7 @@ const REQUESTS: [IoctlLayout; 5] = [
 ];
 /// VHOST_SET_MEM_TABLE: a count, and as many regions of four numbers.
 const VHOST_TABLE: u32 = 0x4008_af03;
-/// Most regions of such a table that are looked at; the kernel takes fewer.
+/// The maximum number of regions of such a table that we read. The kernel accepts fewer.
 const REGIONS_MAX: u32 = 4096;
 
 /// True if a call of `ioctl` with this number hands memory over.

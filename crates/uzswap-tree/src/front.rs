@@ -21,8 +21,9 @@ pub const FORM: u64 = 0x757a_6672_6f6e_0009;
 pub const STACK: usize = 256 << 10;
 
 /// The stacks of the front's threads lie above this address, by a random number of units. Neither
-/// the kernel nor a program puts any mapping there by itself. The agent's mappings end below it:
-/// both take their random number from the address of their code, and could otherwise collide.
+/// the kernel nor a program puts any mapping there by itself. The agent's mappings end below it.
+/// Front and agent both take their random number from the address of their code, so they could
+/// otherwise collide.
 pub const PLACE: usize = 0x4f00_0000_0000;
 /// See [`PLACE`].
 pub const PLACE_UNIT: usize = 64 << 10;
@@ -31,16 +32,16 @@ pub const PLACE_UNITS: usize = (0x5000_0000_0000 - PLACE) / PLACE_UNIT;
 
 /// A process with less memory does not wait for its turn.
 pub const QUEUED_LEAST: u64 = 4 << 20;
-/// Interval in which a waiting process checks that another one would resume it.
+/// The interval at which a waiting process checks that some process would resume it.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The program is being taken over: a thread that asks for memory waits until that is done.
+/// The program is being taken over. A thread that asks for memory waits until the take-over ends.
 pub const TAKING: u32 = 1;
-/// The program must wait for its turn before it gets more.
+/// The program must wait for its turn before it gets more memory.
 pub const QUEUED: u32 = 2;
 /// The process was forked, and has none of our threads yet.
 pub const BARE: u32 = 8;
-/// The program has restricted its system calls (seccomp): this library makes none in it.
+/// The program has restricted its system calls (seccomp), so this library makes none.
 pub const FILTERED: u32 = 16;
 /// The program has been told to wait. That happens only once.
 const HAS_QUEUED: u32 = 4;
@@ -61,7 +62,7 @@ pub struct Front {
     pub room_bytes: usize,
     /// The pthread key whose value [`Hooks::end`] gets when a thread ends.
     pub key: libc::pthread_key_t,
-    /// Faults come by SIGSEGV, because userfaultfd is denied.
+    /// True if faults raise SIGSEGV, because userfaultfd is denied.
     pub protects: bool,
     /// True if the program has an allocator of its own, which the C library uses too. That
     /// allocator may call `mmap` with its locks held. No thread can be started there, since
@@ -90,8 +91,8 @@ pub struct Hooks {
     pub start_watching: extern "C" fn(),
     /// Forks by the function that the program would use without the front.
     pub fork: unsafe extern "C" fn(next: Fork) -> pid_t,
-    /// Runs in each forked child, among the C library's fork handlers. `false`: the child is left
-    /// alone.
+    /// Runs in each forked child, among the C library's fork handlers. `false` if uzswap leaves the
+    /// child alone.
     pub in_child: extern "C" fn() -> bool,
     /// `sigaction`.
     pub sigaction: unsafe extern "C" fn(c_int, *const sigaction, *mut sigaction) -> c_int,
@@ -102,13 +103,13 @@ pub struct Hooks {
     /// Calls `unshare` or `setns`, by its number, and returns the kernel's answer. If the program
     /// has one thread, ours end for the call.
     pub alone: extern "C" fn(c_long, u64, u64) -> c_long,
-    /// How many threads the program has, without ours.
+    /// The number of the program's threads, without ours.
     pub threads: extern "C" fn() -> u64,
     /// Notes memory that a call of `ioctl` hands to a device: see [`crate::devices`].
     pub hands_over: extern "C" fn(u32, u64),
     /// Makes `process_vm_readv` or `process_vm_writev` of a process whose memory may be visited,
-    /// and writes the kernel's answer. `false`: the caller is to make it, by an instruction that
-    /// the agent has replaced.
+    /// and writes the kernel's answer. `false` if the caller has to make the call, by an
+    /// instruction that the agent has replaced.
     pub visit: unsafe extern "C" fn(c_long, &[u64; 6], &mut c_long) -> bool,
     /// Gets the value of an ending thread under [`Front::key`].
     pub end: extern "C" fn(*mut c_void),
@@ -137,7 +138,7 @@ impl Front {
 
     /// If processes take turns, makes a program with `used` bytes wait before it gets memory: the
     /// processes whose turn it is would take the memory away again. A program with an allocator of
-    /// its own does not wait, because it may have the allocator's locks.
+    /// its own does not wait, because the thread may hold the allocator's locks.
     pub fn queue(&self, used: u64) {
         if used < QUEUED_LEAST || self.has_own_allocator {
             return;
@@ -158,8 +159,7 @@ impl Front {
         }
     }
 
-    /// Called in a forked child that was not taken over: the child joins the tree as a process of
-    /// its own.
+    /// Adds a forked child that was not taken over to the tree, as a process of its own.
     pub fn forked(&self) {
         self.process.store(own_number(), Relaxed);
         self.tree.rejoin();

@@ -1,11 +1,11 @@
-//! One budget for a tree of processes: a file that all of them map, with a slot for each.
+//! One budget for a tree of processes: a file that all of them map, with a slot for each process.
 //!
-//! Each process writes its memory use into its slot, and reads that of the others. The first to ask
-//! may take all free memory, but every process may have as much as any other that needs memory.
-//! When another process needs memory, each is cut to an equal share, or to three quarters of that
-//! share if another process is stuck. No process is cut below the memory that it needs to run. A
-//! dead process's memory does not count. If all large processes wait for more memory, the one in
-//! the last slot is told that there is no hope.
+//! Each process writes its memory use into its slot, and reads the others' slots. The first process
+//! that asks may take all free memory. But every process may have as much as any other that needs
+//! memory. When another process needs memory, each is cut to an equal share, or to three quarters
+//! of that share if another process is stuck. No process is cut below the memory that it needs to
+//! run. A dead process's memory does not count. If all large processes wait for more memory, the
+//! process in the last slot learns that there is no hope.
 //!
 //! A new process may take its share before the others have given that memory back. Making the new
 //! process wait would keep the sum lower, but made a build of 24 compilers take twice the time.
@@ -64,14 +64,14 @@ pub struct Tree {
     /// milliseconds.
     worked: AtomicU64,
     worked_at: AtomicU64,
-    /// In place of the bell of its slot, if it has none.
+    /// A process without a slot has this bell.
     bell: AtomicU32,
 }
 
 impl Tree {
     /// Makes the file of a tree with a budget of `total` bytes. The caller watches the tree, and
-    /// takes no slot. `space` is the caller's PID namespace; 0: not known. Errors: the file exists
-    /// already.
+    /// takes no slot. `space` is the caller's PID namespace; 0 if unknown. Fails if the file
+    /// exists.
     pub fn create(path: &Path, total: u64, space: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -174,13 +174,13 @@ impl Tree {
         Name::new(self.space.load(Relaxed), own_number())
     }
 
-    /// The live processes, as this one sees them.
+    /// The live processes, as this process sees them.
     pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
         self.table.members_seen_from(self.space.load(Relaxed))
     }
 
-    /// Counts this program as left alone, and keeps the reason: the parts of a text, one after the
-    /// other, as far as there is room. Allocates nothing.
+    /// Counts this program as left alone, and keeps the reason: the joined parts of a text, cut to
+    /// the available room. Allocates nothing.
     pub fn leave_alone(&self, text: &[&[u8]]) {
         self.table.leave_alone(self.own_name(), text);
     }
@@ -218,8 +218,8 @@ impl Tree {
         self.own().is_some_and(|slot| slot.waits.load(Relaxed) != 0) && self.is_led()
     }
 
-    /// True if the process that would resume this one is active. A stopped process is not active,
-    /// nor is one that has died unnoticed by its parent.
+    /// True if the process that would resume this process is active. It is not active if it is
+    /// stopped, or has died unnoticed by its parent.
     fn is_led(&self) -> bool {
         let (looks, now) = (self.table.looks.load(Relaxed), clock());
         if looks != self.looks.swap(looks, Relaxed) {
@@ -228,8 +228,8 @@ impl Tree {
         now < self.looked_at.load(Relaxed).saturating_add(LOOKS_MAX.as_millis() as u64)
     }
 
-    /// Reports this process's memory. If processes take turns, marks this one as waiting, like a
-    /// suspended process, and returns true.
+    /// Reports this process's memory. If processes take turns, marks this process as waiting, like
+    /// a suspended one, and returns true.
     pub fn queue(&self, used: u64) -> bool {
         let takes_turns = || self.table.takes_turns.load(SeqCst) != 0;
         let Some(slot) = self.own() else { return false };
@@ -239,7 +239,7 @@ impl Tree {
         }
         slot.waits.store(1, SeqCst);
         // The process that ends the turns resumes all waiting processes, perhaps just before this
-        // one was marked.
+        // process was marked.
         let waits = takes_turns();
         if !waits {
             slot.waits.store(0, SeqCst);
@@ -266,7 +266,7 @@ impl Tree {
         }
     }
 
-    /// True while another process wants to read all of this one's memory.
+    /// True while another process wants to read all of this process's memory.
     pub fn is_wanted_whole(&self) -> bool {
         self.own().is_some_and(|slot| match slot.reader.load(Acquire) {
             0 => false,
@@ -384,7 +384,7 @@ mod tests {
         tree
     }
 
-    /// A tree with `total` bytes: its folder, its watcher, and two processes of it.
+    /// A tree with `total` bytes: its folder, its watcher, and two of its processes.
     fn two_of(total: u64) -> (tempfile::TempDir, Tree, [Tree; 2]) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");

@@ -12,7 +12,8 @@ impl Name {
     pub(crate) const NONE: Self = Self(0);
 
     /// A process by its own number. `space` is its PID namespace: the number of the file
-    /// `/proc/self/ns/pid`. 0: the namespace of the process that made the tree, or not known yet.
+    /// `/proc/self/ns/pid`. 0 for the namespace of the process that made the tree, or before it is
+    /// known.
     pub fn new(space: u32, number: u32) -> Self {
         Self(u64::from(space) << 32 | u64::from(number))
     }
@@ -27,7 +28,7 @@ impl Name {
         (self.0 >> 32) as u32
     }
 
-    /// All of it as a number; 0: no process.
+    /// The name as one number; 0 for no process.
     pub fn bits(self) -> u64 {
         self.0
     }

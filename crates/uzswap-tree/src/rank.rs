@@ -15,8 +15,8 @@ pub struct Rank {
     pub slot: usize,
 }
 
-/// A process becomes idle if another one works this many times as much, and stays idle until that
-/// is half as many times.
+/// A process becomes idle when another process works this many times as much. It stays idle until
+/// the other works half as many times as much.
 const IDLE: u64 = 16;
 
 /// True if a process is idle. `worked` is its recent work, `most` that of the busiest process. Both
@@ -25,8 +25,8 @@ pub fn is_idle(was_idle: bool, worked: u64, most: u64) -> bool {
     worked * if was_idle { IDLE / 2 } else { IDLE } < most.min(1000)
 }
 
-/// Milliseconds between two measurements of a process's work. After [`WORK_FORGOTTEN`] without one,
-/// measuring begins anew.
+/// Milliseconds between two measurements of a process's work. After [`WORK_FORGOTTEN`] without a
+/// measurement, measuring begins anew.
 const WORK_EVERY: u64 = 100;
 const WORK_FORGOTTEN: u64 = 2000;
 
@@ -110,7 +110,7 @@ mod tests {
     fn one_that_works_much_less_than_another_is_idle_until_it_works_twice_as_much() {
         assert!(is_idle(false, 62, 1000) && !is_idle(false, 63, 1000));
         assert!(is_idle(true, 124, 1000) && !is_idle(true, 125, 1000));
-        // 24 compilers on two CPUs, beside one that has just had a CPU for itself.
+        // 24 compilers on two CPUs, beside a process that has just had a CPU for itself.
         assert!(!is_idle(false, 83, 4000), "it may have several threads");
         assert!(!is_idle(false, 0, 0));
     }

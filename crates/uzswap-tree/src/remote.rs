@@ -9,7 +9,7 @@ const COUNTS: usize = 3 + TIMES;
 /// The activity of a process at the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Remote {
-    /// Bytes of segments that were written there.
+    /// Bytes of segments that were written to the store.
     pub written: u64,
     /// Requests that failed or were not answered in time.
     pub errors: u64,

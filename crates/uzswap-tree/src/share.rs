@@ -9,7 +9,7 @@ pub struct Other {
     pub reserved: u64,
     /// Bytes that it needs to run at all: it never gives these back.
     pub least: u64,
-    /// Its pages fit neither in its share nor on its backing.
+    /// True if the process's pages fit neither in its share nor on its backing.
     pub is_starved: bool,
     /// Its pages cannot leave.
     pub is_left_alone: bool,
@@ -24,11 +24,11 @@ pub struct Other {
 /// A process that asks for its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
-    /// Bytes that it needs to go on at all.
+    /// Bytes that it needs to make progress.
     pub least: u64,
     /// As of [`Other`].
     pub is_starved: bool,
-    /// How far the processes before it are favoured, in parts of [`FAVOUR`].
+    /// The favour of the processes before it, in parts of [`FAVOUR`].
     pub favour: u64,
     /// As of [`Other`].
     pub is_idle: bool,
@@ -47,8 +47,8 @@ pub struct Allowance {
     pub bytes: u64,
     /// True if another process may still give memory back.
     pub may_hope: bool,
-    /// Processes that work and rank before this one. Counted only at full favour, and if this
-    /// process may have hardly more than it needs to run.
+    /// Processes that work and rank before this one. Counted only at full favour, if this process
+    /// may have hardly more than its least.
     pub ahead: u64,
 }
 
@@ -58,9 +58,10 @@ pub struct Allowance {
 /// process has less than it needs to run: if all together need more than `total`, they exceed it.
 ///
 /// The shares are equal if no process is favoured. Otherwise each process keeps a part of an equal
-/// share, which is smaller the greater the favour. The first process gets the rest, as far as it
-/// uses that, then the next. If no more processes work than there are CPUs, the working ones share
-/// equally the memory that the idle ones leave. Slowing one of them down would let a CPU idle.
+/// share, which is smaller the greater the favour. The first process gets as much of the rest as it
+/// uses, then the next process, and so on. If no more processes work than there are CPUs, the
+/// working ones share equally the memory that the idle ones leave. If one of them were slowed down,
+/// a CPU would be idle.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =
@@ -120,8 +121,9 @@ fn favoured(total: u64, equal: u64, own: Own, others: &[Other]) -> u64 {
     least.max(total.saturating_sub(claimed.sum()))
 }
 
-/// The equal share of one more process. If this process has that share, and the others are cut to
-/// it, but not below their least, the budget is used up. `others` holds their use and their least.
+/// The equal share of one more process: the budget is used up if this process has the share, and
+/// the others are cut to the share, or to their least if that is larger. `others` holds their use
+/// and their least.
 fn level(total: u64, others: &[(u64, u64)]) -> u64 {
     let (mut left, mut others) = (total, others.to_vec());
     loop {

@@ -31,7 +31,7 @@ pub struct Table {
     pub(crate) form: AtomicU64,
     /// Bytes for all processes.
     pub total: AtomicU64,
-    /// The PID namespace of the process that made the tree; 0: not known.
+    /// The PID namespace of the process that made the tree; 0 if unknown.
     pub space: AtomicU32,
     /// Bytes of processes that are too small to report.
     pub(crate) besides: AtomicU64,
@@ -49,7 +49,7 @@ pub struct Table {
     pub remote: RemoteSums,
     /// The process that made the tree.
     pub(crate) leader: AtomicU32,
-    /// No slot from this index on was ever taken.
+    /// No process ever took a slot at or after this index.
     pub(crate) slots_used: AtomicU32,
     /// 1: some processes are suspended, and a process that grows waits for its turn.
     pub(crate) takes_turns: AtomicU32,
@@ -60,10 +60,10 @@ pub struct Table {
     reasons_used: AtomicU32,
     reasons: [Reason; REASONS],
     pub(crate) slots: [ProcessSlot; SLOTS],
-    /// 1: faults come by SIGSEGV, because userfaultfd is denied.
+    /// 1 if faults raise SIGSEGV, because userfaultfd is denied.
     pub protects: AtomicU32,
     settings: [Text<SETTING_WORDS>; Setting::COUNT],
-    /// How far the first processes are favoured: see [`crate::share::Own`].
+    /// The favour of the first processes: see [`crate::share::Own`].
     pub(crate) favour: AtomicU64,
     /// The CPUs that the processes of the tree may use.
     pub(crate) cpus: AtomicU64,
@@ -100,7 +100,7 @@ impl Setting {
 #[repr(C)]
 struct Reason {
     process: AtomicU64,
-    /// Bytes of the part; 0: the whole program.
+    /// Bytes of the part; 0 for the whole program.
     part: AtomicU64,
     text: Text<REASON_WORDS>,
 }
@@ -110,7 +110,7 @@ struct Reason {
 pub struct LeftAlone {
     /// The process.
     pub process: Name,
-    /// Bytes of the part; `None`: the whole program.
+    /// Bytes of the part; `None` for the whole program.
     pub part: Option<u64>,
     /// Its name and the reason, as one sentence: `NAME: REASON`.
     pub text: String,
@@ -138,11 +138,11 @@ pub struct Figures {
 pub struct Member {
     /// The process.
     pub name: Name,
-    /// Its number in the PID namespace of the process that made the tree; 0: not seen there yet.
+    /// Its number in the PID namespace of the process that made the tree; 0 before that is known.
     pub process: u32,
-    /// Anonymous memory in bytes; 0: it has not reported, and may be small.
+    /// Anonymous memory in bytes; 0 if the process has not reported, and may be small.
     pub used: u64,
-    /// Bytes that it needs to go on at all.
+    /// Bytes that it needs to make progress.
     pub least: u64,
     /// Its memory when it last asked for much, in bytes.
     pub grew_to: u64,
@@ -150,7 +150,7 @@ pub struct Member {
     pub figures: Figures,
     /// It waits: see [`Table::suspend`].
     pub is_suspended: bool,
-    /// True while another process wants to read all of its memory: none of its pages leaves.
+    /// True while another process wants to read all of its memory. Its pages then stay.
     pub is_wanted_whole: bool,
 }
 
@@ -182,11 +182,11 @@ impl Table {
         let Some(reason) = self.reasons.get(at) else { return };
         reason.text.write(text);
         reason.part.store(part, Relaxed);
-        // Written last: readers accept the reason from now on.
+        // The store that publishes the reason: readers accept it from now on.
         reason.process.store(own.0, Release);
     }
 
-    /// The programs that were left alone, in order, as far as their reasons were kept.
+    /// The programs that were left alone and whose reasons were kept, in order.
     pub fn left_alone(&self) -> Vec<LeftAlone> {
         let noted = self.noted().iter().filter_map(|reason| {
             let process = Name(reason.process.load(Acquire));
@@ -209,8 +209,8 @@ impl Table {
         (!bytes.is_empty()).then(|| OsString::from_vec(bytes))
     }
 
-    /// Asks a process of the tree to bring all of its pages in, and to keep them in memory as long
-    /// as the caller lives. `false`: there is no such process.
+    /// Asks a process of the tree to bring all of its pages in, and to keep them in memory while
+    /// the caller lives. `false`: there is no such process.
     pub fn want_whole(&self, process: u32) -> bool {
         let slot = self.slot_of(process);
         slot.inspect(|slot| {
@@ -265,8 +265,8 @@ impl Table {
         })
     }
 
-    /// True if a process of the tree has its number from another PID namespace. Only [`Self::see`]
-    /// then finds the process, and tells if it lives.
+    /// True if a process of the tree has its number from another PID namespace. Then only
+    /// [`Self::see`] finds the process, and knows if it lives.
     pub fn has_foreign(&self) -> bool {
         self.used_slots().iter().any(|slot| slot.name().space() != 0)
     }
@@ -303,7 +303,7 @@ impl Table {
 
     /// Suspends a process, so that it leaves its memory to the others, or resumes it. It stays
     /// suspended only while [`Self::set_taking_turns`] is called at least every
-    /// [`crate::LOOKS_MAX`]. `false`: the process is not of the tree.
+    /// [`crate::LOOKS_MAX`]. `false` if the process is not of the tree.
     pub fn suspend(&self, process: u32, is_suspended: bool) -> bool {
         let slot = self.slot_of(process);
         slot.inspect(|slot| slot.set_waits(is_suspended)).is_some()
@@ -368,11 +368,11 @@ pub(crate) struct ProcessSlot {
     /// Its number in the PID namespace where the tree was made, if its own number is of another
     /// one: see [`Table::see`].
     seen_as: AtomicU32,
-    /// 1: its pages fit neither in its share nor on its backing, and it waits for a larger share.
+    /// 1 if its pages fit neither in its share nor on its backing, and it waits for a larger share.
     pub(crate) starved: AtomicU32,
     /// 1: it must wait, and leave its memory to others.
     pub(crate) waits: AtomicU32,
-    /// The process that wants to read all of its memory; 0: none.
+    /// The process that wants to read all of its memory; 0 if none does.
     pub(crate) reader: AtomicU32,
     /// The answer to that: [`ALL_IN`], [`NO_ROOM`], or 0.
     pub(crate) answer: AtomicU32,
@@ -383,7 +383,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) grew_to: AtomicU64,
     /// Bytes that it is about to need besides.
     pub(crate) reserved: AtomicU64,
-    /// Bytes that it needs to go on at all.
+    /// Bytes that it needs to make progress.
     pub(crate) least: AtomicU64,
     pub(crate) faults: AtomicU64,
     pub(crate) stored: AtomicU64,
@@ -399,7 +399,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) idle: AtomicU32,
     /// Counts the times that the watching thread was to look immediately.
     pub(crate) bell: AtomicU32,
-    /// Its thread that answers those that ask for its pages; 0: none does.
+    /// Its thread that answers visitors; 0 if none does.
     pub(crate) host: AtomicU32,
     /// Its visit of another process.
     pub(crate) visit: VisitSlot,
@@ -409,7 +409,7 @@ pub(crate) struct ProcessSlot {
 const MISSED: u32 = u32::MAX;
 /// All pages of a process are in.
 pub(crate) const ALL_IN: u32 = 1;
-/// There is no memory for them.
+/// There is no memory for the pages.
 pub(crate) const NO_ROOM: u32 = 2;
 
 impl ProcessSlot {
@@ -444,7 +444,8 @@ impl ProcessSlot {
         Name(self.process.load(Relaxed))
     }
 
-    /// The number of its process where the tree was made; 0: none, or not seen there yet.
+    /// The number of its process in the namespace where the tree was made; 0 if it has none, or if
+    /// the number is not known yet.
     pub(crate) fn number(&self) -> u32 {
         match (self.name().space(), self.seen_as.load(Relaxed)) {
             (0, _) => self.name().number(),
@@ -461,7 +462,7 @@ impl ProcessSlot {
         is_free && self.process.compare_exchange(before.0, process.0, Relaxed, Relaxed).is_ok()
     }
 
-    /// Frees the slot, unless a new process has taken it from this one meanwhile.
+    /// Frees the slot, unless a new process has taken it already.
     pub(crate) fn free(&self, process: Name) {
         let _ = self.process.compare_exchange(process.0, Name::NONE.0, SeqCst, Relaxed);
     }

@@ -11,8 +11,8 @@ pub(crate) struct Text<const WORDS: usize> {
 }
 
 impl<const WORDS: usize> Text<WORDS> {
-    /// Writes the parts of a text, one after the other, as far as there is room. `false`: there is
-    /// not enough room. Allocates nothing.
+    /// Writes the joined parts of a text, cut to the available room; `false` if it was cut.
+    /// Allocates nothing.
     pub(crate) fn write(&self, text: &[&[u8]]) -> bool {
         let mut bytes = 0;
         let mut fits = true;
@@ -34,7 +34,7 @@ impl<const WORDS: usize> Text<WORDS> {
         words.take(bytes)
     }
 
-    /// True if it is this text, as far as there is room for it.
+    /// True if it equals this text, cut to the available room.
     pub(crate) fn says(&self, text: &[&[u8]]) -> bool {
         self.bytes().eq(text.iter().copied().flatten().copied().take(WORDS * 8))
     }

@@ -1,7 +1,7 @@
 //! The part of a thread's stack that the C library takes for the thread's variables (`__thread`).
 //!
-//! It takes them from a stack of any size, and refuses one alone that has no room for them. A
-//! program may have much of them, and of a stack that just holds them nothing would be left.
+//! It takes them from a stack of any size, and refuses only a stack that they do not fit into. A
+//! program may have many variables, and of a stack that they just fit into nothing would be left.
 
 #![expect(
     unsafe_code,
@@ -11,9 +11,9 @@
 use libc::{c_int, c_void, dl_phdr_info};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes to add to a stack that is wanted. The program and its libraries are looked at once: their
-/// space is in each stack from the start, and a library that is loaded later has its own elsewhere.
-/// So a thread that may wait for no lock of the dynamic linker asks after another one has.
+/// Bytes to add to the size of a stack. We measure the program and its libraries once, because a
+/// library that is loaded later has its variables elsewhere. So a thread that may not wait for the
+/// dynamic linker's lock calls this after another thread has.
 pub fn variables_bytes() -> usize {
     static BYTES: AtomicUsize = AtomicUsize::new(0);
     match BYTES.load(Relaxed) {
@@ -33,7 +33,7 @@ pub fn variables_bytes() -> usize {
 const OTHERS: usize = 16 << 10;
 
 unsafe extern "C" fn add(object: *mut dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker's description of an object, with so many headers; and the sum.
+    // SAFETY: the dynamic linker's description of an object, with that many headers; and the sum.
     let (headers, sum) = unsafe {
         let object = &*object;
         let headers = std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());

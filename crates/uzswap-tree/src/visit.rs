@@ -1,5 +1,6 @@
-//! A process reads or writes another's memory (`process_vm_readv`). The kernel sees no page that is
-//! out, so the *visitor* asks the *host* for the pages, and the host keeps them in meanwhile.
+//! A process reads or writes another's memory (`process_vm_readv`). The kernel cannot read absent
+//! pages, so the *visitor* asks the *host* for the pages. The host keeps them in memory during the
+//! visit.
 //!
 //! ```text
 //! visitor   free → being written → asked; rings the host's bell, and waits
@@ -7,10 +8,10 @@
 //! visitor   makes the call; → free, with the next number
 //! host      sees at its next look that the visit is over, and unpins
 //! ```
-//! A visit is in the visitor's slot: processes that visit one host together have no lock in common
-//! that one could die with. A visitor that dies loses its slot, and one that becomes another
-//! program has it cleared. So the host sees the end of each visit. A visitor waits for a limited
-//! time. One thread of a process visits at a time.
+//! A visit is in the visitor's slot, so that visitors of one host share no lock that one of them
+//! could die with. A visitor that dies loses its slot. The slot of a visitor that executes another
+//! program is cleared. So the host sees the end of each visit. A visitor waits for a limited time.
+//! One thread of a process visits at a time.
 
 use crate::table::ProcessSlot;
 use crate::visit_slot::{PAGE_BYTES, VISIT_BYTES_MAX, VisitSlot, VisitWord, ring, wait};
@@ -18,7 +19,7 @@ use crate::{Name, Tree, clock, own_number};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// How often a visitor looks if its host lives.
+/// The interval at which a visitor checks that its host lives.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A process whose memory may be visited.
@@ -45,9 +46,9 @@ impl<'a> Host<'a> {
         self.slot.name() == self.name && self.slot.is_host() && self.tree.may_live(self.name)
     }
 
-    /// Asks for pages, [`VISIT_BYTES_MAX`] at most, and waits, no longer than that, and not while
-    /// the host is stopped. `None`: it has not answered. No handler of a signal may leave this
-    /// thread's call from here to the end of the visit.
+    /// Asks for pages, [`VISIT_BYTES_MAX`] at most, and waits for `patience` at most, and not while
+    /// the host is stopped. `None` if the host has not answered. Until the visit ends, no signal
+    /// handler may jump out of this thread's call.
     pub fn ask(
         self,
         (from, bytes): (u64, u64),
@@ -92,7 +93,7 @@ pub struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// So many of the bytes that were asked for, from the first one on.
+    /// The number of granted bytes, from the first byte that was asked for.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -117,8 +118,7 @@ pub struct Guest {
 }
 
 impl Tree {
-    /// The process of this number, as this one sees it, if it is another one whose memory may be
-    /// visited.
+    /// Another process, by the number that this process sees, if its memory may be visited.
     pub fn host(&self, process: u32) -> Option<Host<'_>> {
         let space = self.space.load(Relaxed);
         let is_it = |slot: &&ProcessSlot| match space {
@@ -146,15 +146,15 @@ impl Tree {
             let word = visit.load();
             let is_ours = word.state() == VisitWord::ASKED && visit.host.load(Relaxed) == own.0;
             let (from, bytes) = (visit.from.load(Relaxed), visit.bytes.load(Relaxed));
-            // Otherwise the numbers may be those of the next one.
+            // Otherwise the numbers may be those of the next visit.
             let is_same = || visit.load() == word;
             let guest = Guest { slot, visitor, word, from, bytes: bytes.min(VISIT_BYTES_MAX) };
             (is_ours && own != Name::NONE && is_same()).then_some(guest)
         })
     }
 
-    /// Tells a guest that so many pages are there, from the one of its first byte on. `None`: it
-    /// has gone.
+    /// Tells a guest that `pages` pages are present, from the page of its first byte. `None` if the
+    /// guest is gone.
     pub fn grant(&self, guest: &Guest, pages: u32) -> Option<Guest> {
         let visit = &self.table.slots.get(guest.slot)?.visit;
         let word = guest.word.with(VisitWord::GRANTED, pages);
@@ -162,7 +162,7 @@ impl Tree {
         is_there.then_some(Guest { word, ..*guest })
     }
 
-    /// True while a guest that was told so may use the pages.
+    /// True while a guest with granted pages may use them.
     pub fn is_visiting(&self, guest: &Guest) -> bool {
         self.table.slots.get(guest.slot).is_some_and(|slot| {
             slot.visit.load() == guest.word
@@ -210,7 +210,8 @@ mod tests {
     const NO_TIME: Duration = Duration::ZERO;
     const LONG: Duration = Duration::from_secs(100);
 
-    /// A tree of three: this process as a visitor, its parent as the host, and another one.
+    /// A tree of three processes: this process as a visitor, its parent as the host, and another
+    /// process.
     fn tree(folder: &Path) -> [Tree; 3] {
         let path = folder.join("tree");
         Tree::create(&path, 100, 5).unwrap();

@@ -32,7 +32,7 @@ impl VisitWord {
         self.0 & 3
     }
 
-    /// Pages that are granted, from the one of the first byte on.
+    /// The number of granted pages, from the page of the first byte.
     pub(crate) fn pages(self) -> u32 {
         self.0 >> Self::PAGES_SHIFT & Self::PAGES_MASK
     }
@@ -43,7 +43,7 @@ impl VisitWord {
         Self(number | pages.min(PAGES_MAX) << Self::PAGES_SHIFT | state)
     }
 
-    /// The next visit, which nobody makes yet.
+    /// The next visit, which no thread makes yet.
     pub(crate) fn next(self) -> Self {
         Self(self.0.wrapping_add(1 << Self::NUMBER_SHIFT)).with(Self::FREE, 0)
     }
@@ -97,7 +97,8 @@ impl VisitSlot {
         wake(&self.word);
     }
 
-    /// Has a visit for the calling thread; its word. `None`: another thread has it.
+    /// Takes the visit for the calling thread, and returns its word. `None` if another thread has
+    /// it.
     pub(crate) fn take(&self) -> Option<VisitWord> {
         let word = self.load();
         let taken = word.with(VisitWord::WRITTEN, 0);
@@ -117,7 +118,7 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, most: Duration) {
     let _ = futex::wait(word, futex::Flags::empty(), value, most.try_into().ok().as_ref());
 }
 
-/// Rings a bell: a thread of any process that waits for it goes on.
+/// Rings a bell, which wakes the threads of all processes that wait for it.
 pub(crate) fn ring(bell: &AtomicU32) {
     bell.fetch_add(1, SeqCst);
     wake(bell);

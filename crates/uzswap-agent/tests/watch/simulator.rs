@@ -8,13 +8,13 @@ use uzswap_tree::share::{Allowance, FAVOUR, Other, Own, share};
 use uzswap_tree::{MANAGED_MIN, SILENT_MAX};
 
 const MIB: u64 = 1 << 20;
-/// A program asks for so much between two checks.
+/// Bytes that a program asks for between two checks.
 const OFTEN: u64 = 4 * MIB;
-/// A pager takes out so much in a millisecond.
+/// Bytes that a pager takes out in a millisecond.
 const RECLAIMED: u64 = MIB;
-/// Pages that come and go in the least budget.
+/// Bytes of pages that are moving in the least budget.
 const MOVING: u64 = MIB;
-/// Compressed memory takes one part of so many.
+/// Memory shrinks to this part when it is compressed.
 const COMPRESSED: u64 = 3;
 /// No history is longer, in milliseconds.
 const END: u64 = 60_000;
@@ -61,13 +61,13 @@ enum Is {
 #[derive(Clone, Debug)]
 struct Process {
     begins: u64,
-    /// It is killed then, whatever it does.
+    /// The millisecond in which the process is killed, whatever it does.
     dies: u64,
     is: Is,
-    /// Memory that the program has written, and will have when it ends.
+    /// Memory that the program has written; then `goal`, the memory with which it ends.
     data: u64,
     goal: u64,
-    /// Bytes that it writes in a millisecond.
+    /// Bytes that the program writes in a millisecond.
     speed: u64,
     /// It asks before it writes. Otherwise it has been watched from the start.
     asks: bool,
@@ -84,10 +84,10 @@ struct Process {
     /// Pages of the pager's, and the empty cache.
     resident: u64,
     cache: u64,
-    /// Bytes that a call has pinned, and that it needs besides before it ends.
+    /// Bytes that a call has pinned; then `call`, the further bytes that it needs.
     pinned: u64,
     call: u64,
-    /// Pages that could not leave, as far as the pager knows.
+    /// Pages that the pager found unable to leave.
     stuck: u64,
     is_starved: bool,
     hopeless: u32,
@@ -95,7 +95,7 @@ struct Process {
     held_until: u64,
     idleness: Idleness,
     next_count: u64,
-    /// It has had more than its allowance, without a pager, for so many milliseconds.
+    /// Milliseconds for which the process has had more than its allowance, without a pager.
     beyond: u64,
 }
 
@@ -158,7 +158,8 @@ impl Process {
         self.cache + self.stuck + MOVING
     }
 
-    /// Memory that comes on top: the others have their shares as if it gave its own back.
+    /// Memory in addition to the budget: the others get their shares as if this process gave its
+    /// own back.
     fn on_top(&self) -> u64 {
         if self.is == Is::Refused { self.data } else { 0 }
     }
@@ -203,8 +204,8 @@ impl Process {
 }
 
 impl Process {
-    /// Pins more pages for a call, which ends once all are there. The empty cache and pinned pages
-    /// cannot leave.
+    /// Pins more pages for a call, which ends when all are present. The empty cache and pinned
+    /// pages cannot leave.
     fn go_on_with_call(&mut self) {
         // It pins one page after the other: with its least, the next ones have room.
         let more = self.speed.min(self.call).min(MOVING);
@@ -230,9 +231,9 @@ struct World {
     now: u64,
     all: Vec<Process>,
     chance: Chance,
-    /// A process makes a call that pins pages once in so many milliseconds.
+    /// The mean number of milliseconds between two calls that pin pages.
     call_every: u64,
-    /// How far the first processes are favoured, which changes by chance.
+    /// The favour of the first processes, which changes by chance.
     favour: u64,
     /// Milliseconds since all have had more than they may.
     beyond: u64,
@@ -247,7 +248,8 @@ impl World {
         Self { seed, total, now: 0, all, chance, call_every: 500, favour: 0, beyond: 0, managed: 0 }
     }
 
-    /// Four to nine processes that need more to go on than there is, each with room on the backing.
+    /// Four to nine processes whose least memory together exceeds the budget, each with room on the
+    /// backing.
     fn crowded(seed: u64) -> Self {
         let mut world = Self::new(seed);
         let count = world.chance.between(4, 9);
@@ -453,7 +455,7 @@ fn processes_that_need_more_than_the_budget_all_go_on() {
     }
 }
 
-/// Every history ends: a thread that waits for memory gets it, or its program ends with a message.
+/// Every history ends. A thread that waits for memory gets it, or its program ends with a message.
 #[test]
 fn processes_that_share_a_budget_keep_it_and_none_waits_for_ever() {
     let mut managed = 0;
