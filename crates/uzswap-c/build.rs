@@ -1,4 +1,4 @@
-//! Gives the shared library the name by which loaders look for it.
+//! Sets the shared library's soname, by which loaders look for it.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libuzswap.so.0");

@@ -1,4 +1,4 @@
-//! A large write shared among threads: pages are compressed on all CPUs, not one after another.
+//! A large write that several threads share, so that all CPUs compress its pages at the same time.
 //!
 //! The thread that took the write owns the batch and its buffer; helpers read the buffer under a
 //! shared lock. Owner and helpers take a few pages at a time until none is left. So any number of
@@ -70,7 +70,7 @@ impl Batch {
         }
     }
 
-    /// Waits until all helpers have left. Error: a page was not stored.
+    /// Waits until all helpers have left. Fails if a page was not stored.
     pub(crate) fn finish(&self) -> Result<(), DiskError> {
         let began = Instant::now();
         while self.helpers.load(Acquire) > 0 && began.elapsed() < SPIN {

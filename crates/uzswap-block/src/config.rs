@@ -12,7 +12,7 @@ pub(crate) const STACK_BYTES: usize = 256 << 10;
 pub struct ServerConfig {
     /// Threads in all. There are more than CPUs, since some may wait for the backing.
     pub threads: usize,
-    /// Threads that come and go with each CPU, of all. The others are always there.
+    /// Threads that begin and end with each CPU. The others always exist.
     pub threads_per_cpu: usize,
     /// How long the last watcher polls after a request before it sleeps.
     pub poll: Duration,
@@ -23,7 +23,7 @@ pub struct ServerConfig {
 impl ServerConfig {
     /// The best measured time to poll.
     pub const POLL: Duration = Duration::from_micros(100);
-    /// Threads that do not come and go.
+    /// Threads that always exist.
     const THREADS_ALWAYS: usize = 6;
 
     /// The best measured settings for this many CPUs: see `server`.
@@ -36,7 +36,7 @@ impl ServerConfig {
         }
     }
 
-    /// Threads that are always there.
+    /// The number of threads that always exist.
     pub(crate) fn threads_always(&self) -> usize {
         match self.threads_per_cpu {
             0 => self.threads,
@@ -47,7 +47,7 @@ impl ServerConfig {
     /// Prepares the calling thread for serving.
     pub(crate) fn prepare_thread(&self) {
         if self.raise_priority {
-            // An error: a container without CAP_SYS_NICE. The thread is slower under load then.
+            // It fails in a container without CAP_SYS_NICE. The thread is slower under load then.
             let _ = process::raise_priority();
         }
         prepare_thread();

@@ -37,7 +37,7 @@ const FAILURE: &str = "writeback_error";
 /// that long, and longer than the time of the line above. The line `sum` has the time of all reads.
 pub const FAULT_TIMES: &str = "fault_times";
 
-/// The same for reads that the store in another machine's memory answered; empty without a store.
+/// The times of reads that the store in another machine's memory answered; empty without a store.
 pub const REMOTE_TIMES: &str = "remote_read_times";
 
 /// The pool's sections: one line for adjacent sections in the same state.
@@ -262,13 +262,13 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
-            // An error: the folder is not mounted any more.
+            // An error means that the folder is not mounted any more.
             let _ = session.umount_and_join();
         }
     }
 }
 
-/// The kernel may keep names for ever, since no file comes or goes.
+/// The kernel may cache names for ever, since no file is made or removed.
 const FOREVER: Duration = Duration::from_secs(86_400);
 
 /// A write that waits to be done. It may take long: a section of memory is emptied first.
@@ -288,8 +288,8 @@ impl Change {
     }
 }
 
-/// Answers the kernel. This thread answers reads immediately, and another thread does the writes
-/// one after the other. So a read never waits for a change.
+/// Answers the kernel. This thread answers reads immediately, and another thread makes the changes
+/// one after another. So a read never waits for a change.
 struct Served {
     files: Arc<Files>,
     changes: Sender<Change>,
@@ -384,7 +384,8 @@ impl Filesystem for Served {
             return reply.error(Errno::EINVAL);
         };
         let (value, bytes) = (value.to_owned(), data.len() as u32);
-        // An error: the thread that makes changes has ended, since this process is ending.
+        // An error means that the thread that makes changes has ended, because this process is
+        // ending.
         let _ = self.changes.send(Change { name, value, bytes, reply });
     }
 

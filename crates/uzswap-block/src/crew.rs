@@ -170,7 +170,7 @@ struct JobQueue {
     jobs: VecDeque<Job>,
     /// Threads that wait for a job.
     idle: usize,
-    /// The most jobs that all desks can have here together; the list has room for them.
+    /// The maximum number of jobs of all desks together. The list has room for them.
     room: usize,
     rota: Rota,
     is_closed: bool,

@@ -25,17 +25,17 @@ pub enum AttachError {
     SwapOn(io::Error),
 }
 
-/// How often the kernel checks if the ublk server of a request is dead. It notices a dead server
-/// that had all requests of a device under way only by this check.
+/// The interval at which the kernel checks if a request's ublk server is dead. If all requests of a
+/// device were under way, the kernel notices the death only by this check.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Writes a header to a device of `bytes` and has the kernel swap to it, at `priority` (the kernel
 /// fills the highest first). Waits for the daemon that serves the device. If the daemon is killed,
-/// waits for the next one.
+/// waits for the next daemon.
 pub fn switch_on(device: &Path, bytes: u64, priority: u16) -> Result<(), AttachError> {
     let pages = (bytes / PAGE_BYTES as u64) as u32;
     if let Some(id) = ublk::id(device) {
-        // An error: the next server takes over later.
+        // After an error the next server only takes over later.
         let _ = ublk::set_timeout(id, TIMEOUT);
     }
     swap::write_header(device, pages, "uzswap").map_err(AttachError::Header)?;

@@ -182,7 +182,7 @@ mod tests {
         disk.write(4096, &[7; 4096]).unwrap();
         let before: Vec<_> = STATISTICS.iter().map(|s| (s.name, s.value(&disk.cache))).collect();
         let mut out = vec![1; 8 * 4096];
-        // Around the written page, and where no page was ever written.
+        // Reads around the written page, and where no page was ever written.
         for offset in [0, u64::from(PAGES) * 2048, (u64::from(PAGES) - 8) * 4096] {
             disk.read(offset, &mut out).unwrap();
             let has_page = offset == 0;

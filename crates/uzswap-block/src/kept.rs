@@ -1,8 +1,8 @@
 //! The parts of a server that outlive its process: the connections to the kernel, and the requests
 //! that the server has taken and not answered.
 //!
-//! The kernel waits as long as any process has a connection's descriptor. A thread takes a request
-//! into its buffer, which lies in memory that outlives the process, with a mark:
+//! The kernel waits while any process has a connection's descriptor. A thread takes a request into
+//! its buffer, which lies in memory that outlives the process, with a mark:
 //!
 //! | number of the request | outcome | |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | its number | known | served: to be answered with that, and not served again |
 //!
 //! After the answer to a write, another write to the same page may follow immediately. So a write
-//! that is about to be answered is never done again. A second answer to a request has no effect:
-//! the kernel has forgotten the number by then.
+//! that is about to be answered is never done again. A second answer to a request has no effect,
+//! because the kernel has already forgotten its number.
 
 #![expect(
     unsafe_code,
@@ -44,7 +44,7 @@ impl KeptServer {
         Ok(Self { connections, requests })
     }
 
-    /// The same, from descriptors.
+    /// The connections and requests, from descriptors.
     pub fn of(connections: Vec<OwnedFd>, requests: OwnedFd) -> Self {
         Self { connections, requests }
     }
@@ -97,7 +97,7 @@ const KNOWN: u64 = 1 << 63;
 const _: () = assert!(map::PAGE_BYTES > crate::protocol::WRITE_OVERHEAD);
 
 impl RequestBuffer {
-    /// Notes that there is no request in it.
+    /// Notes that the buffer has no request.
     pub(crate) fn clear(&mut self) {
         self.0.set_word(UNIQUE_AT, 0);
     }

@@ -9,23 +9,22 @@ use uzswap_sys::cpu::{self, CpuSet};
 use uzswap_sys::node::Nodes;
 use uzswap_sys::{pressure, process};
 
-/// How often to look for work without a call.
+/// The interval at which to look for work without a call.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often to read how much memory there is. To find our control group, every mount is read, and
-/// there may be thousands.
+/// The interval at which to read the size of memory. To find our control group, this reads every
+/// mount, and there may be thousands.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The machine is short of memory when less than this share of it is available,
 const SHORT_DIVISOR: u64 = 50;
 /// or less than this share, and programs stand still for want of memory for this percentage of
-/// time. The percentage alone does not tell: a program in a group with a limit stands still for its
-/// own pages, which this very pool holds.
-/// very pool holds.
+/// time. The percentage alone is not enough: a program in a group with a limit stands still for its
+/// own pages, which this very pool holds. very pool holds.
 const SCARCE_DIVISOR: u64 = 10;
 const STANDS_STILL_PERCENT: f64 = 10.0;
 
-/// How much to give back at a time, bytes.
+/// Bytes to give back at a time.
 const SHRINK_BYTES: usize = 16 << 20;
 
 /// Runs [`Cache::maintain`] whenever there is work, until dropped. On a machine with several nodes,
@@ -37,8 +36,8 @@ pub struct Maintainer {
 }
 
 impl Maintainer {
-    /// Starts the threads. A store before they have begun waits for them: a daemon that replaces
-    /// another one gets pages immediately, while its threads may still wait for a CPU.
+    /// Starts the threads. A store waits until they have begun. A daemon that replaces another gets
+    /// pages immediately, while its threads may still wait for a CPU.
     pub fn start(cache: Arc<Cache>) -> std::io::Result<Self> {
         cache.wait_for_work(Duration::ZERO);
         let stop = Arc::new(AtomicBool::new(false));
@@ -62,7 +61,7 @@ impl Maintainer {
         let thread = std::thread::Builder::new().name(name).stack_size(256 << 10);
         let thread = thread.spawn(move || {
             // When memory runs short, threads that store wait for this thread. They have priority
-            // over ordinary threads, so it needs priority too. An error: a container without
+            // over ordinary threads, so it needs priority too. It fails in a container without
             // CAP_SYS_NICE, where no thread has priority.
             let _ = process::raise_priority();
             body(&cache, &stop);
@@ -78,7 +77,7 @@ fn keep_node(node: usize, cache: &Cache, stop: &AtomicBool) {
     let _ = Nodes::of_machine().run_on(node);
     while !stop.load(Relaxed) {
         cache.wait_for_work_on(node, INTERVAL);
-        // An error: see below.
+        // Errors are as for `maintain`, below.
         let _ = cache.maintain_node(node);
     }
 }
@@ -88,8 +87,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
     let (mut idle_at, mut memory_at) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Relaxed) {
         cache.wait_for_work(INTERVAL);
-        // An error: no memory for the reserve. Stores write back or are rejected until the next try
-        // succeeds.
+        // It fails without memory for the reserve. Then stores write back or are rejected until the
+        // next try succeeds.
         let _ = cache.maintain();
         let shrinks = cache.attribute("shrinker_enabled").is_some_and(|value| value == "Y");
         if shrinks && is_short_of_memory() {
@@ -98,24 +97,24 @@ fn run(cache: &Cache, stop: &AtomicBool) {
         let now = start.elapsed();
         if now - idle_at >= INTERVAL {
             // The CPUs that are online, in our cpuset and in our affinity. This source has them
-            // all, and in a container, without uevents, no source is faster. An error: no memory
-            // for a CPU's resources. The CPU does without them until the next try.
+            // all, and in a container, without uevents, no source is faster. It fails without
+            // memory for a CPU's resources. The CPU then works without them until the next try.
             let _ = cache.follow_cpus(&CpuSet::of_caller());
             if now - memory_at >= MEMORY_INTERVAL {
                 memory_at = now;
                 follow_memory(cache);
             }
             cache.idle(now);
-            // After `idle`, so that its own time counts as a part of the interval.
+            // After `idle`, so that the interval includes its own time.
             idle_at = start.elapsed();
         }
     }
 }
 
 fn follow_memory(cache: &Cache) {
-    // An error: the limit stays as it was.
+    // After an error the limit is unchanged.
     let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
-    // An error: a page is in use, or there is no room. The next call tries again.
+    // It fails if a page is in use, or if there is no room. The next call tries again.
     let _ = cache.follow_nodes();
 }
 

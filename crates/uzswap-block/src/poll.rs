@@ -1,4 +1,4 @@
-//! How long a thread looks for the next request before it sleeps.
+//! Decides how long a thread polls for the next request before it sleeps.
 
 use std::time::{Duration, Instant};
 

@@ -76,7 +76,7 @@ pub(crate) enum Ask {
     Silent,
     /// The file system is gone.
     Destroy,
-    /// A request that does not apply to a file like this one.
+    /// A request that does not apply to such a file.
     Unknown,
 }
 
@@ -123,7 +123,8 @@ impl Request {
     }
 }
 
-/// A hole to punch, or zeros to write, which is the same here. Other modes would change the size.
+/// A request to punch a hole, or to write zeros, which has the same effect here. Other modes would
+/// change the size.
 fn discard(arguments: &[u8]) -> Option<Ask> {
     let mode = u32_at(arguments, 24)?;
     let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
@@ -170,7 +171,8 @@ impl Reply {
         reply.put(0, &VERSION.0.to_ne_bytes());
         reply.put(4, &VERSION.1.min(minor).to_ne_bytes());
         reply.put(12, &flags.to_ne_bytes());
-        // The most requests under way; the kernel holds others back. A loop device sends up to 128.
+        // The maximum number of requests under way; the kernel holds others back. A loop device
+        // sends up to 128.
         reply.put(16, &128u16.to_ne_bytes());
         reply.put(18, &96u16.to_ne_bytes());
         reply.put(20, &(request_bytes_max as u32).to_ne_bytes());

@@ -1,4 +1,4 @@
-//! How many more pages the cache can take.
+//! The number of further pages that the cache can take.
 
 use crate::traffic::Traffic;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// The room of a cache, by its figures and those of the requests to it.
+    /// The room of a cache, by its own figures and those of its requests.
     pub fn of(cache: &Cache, traffic: &Traffic) -> Self {
         let figure = |name| cache.statistic(name).unwrap_or(0);
         let left = |all: u64, used: u64, divisor: u64| (all - all / divisor).saturating_sub(used);

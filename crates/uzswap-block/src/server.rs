@@ -5,7 +5,7 @@
 //! they find it empty, the last of them polls for a while before it sleeps, and the others park. So
 //! no request wakes a thread that then finds the request gone. Measured on two idle virtual CPUs,
 //! with memory behind the device: p50 of a random fault is 48 µs with two threads that sleep. It is
-//! 43 µs with two that poll, and 24 µs with one that polls. A polling thread yields its CPU at each
+//! 43 µs with two polling threads, and 24 µs with one. A polling thread yields its CPU at each
 //! look, because the loop device's worker may be waiting for that CPU. (p90 of a fault is 42 µs,
 //! and 76 with a spin; a build with 12 jobs takes 5 s instead of 7.)
 //!
@@ -49,7 +49,7 @@ const _: () = assert!(WRITE_OVERHEAD <= DATA_AT);
 /// Pages that a watching thread serves itself: more take longer than a wake-up.
 const SHORT_PAGES: usize = 4;
 
-/// After so many requests without an empty queue, a watcher calls for another.
+/// After this many requests without an empty queue, a watcher calls another thread.
 const BUSY_STREAK: u32 = 8;
 
 /// The state that the server's threads share.
@@ -98,10 +98,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Mounts `disk` over the file at `path` and starts the threads that are always there. With the
+    /// Mounts `disk` over the file at `path` and starts the threads that always exist. With the
     /// threads for CPUs, there are as many threads as connections, and `traffic` must have as many
-    /// counts. If a former server used the connections, the file stays mounted and this server goes
-    /// on.
+    /// counts. If a former server used the connections, the file stays mounted and this server
+    /// continues.
     pub fn start(
         disk: Arc<dyn Disk>,
         traffic: Arc<Traffic>,
@@ -161,8 +161,8 @@ fn greet(connection: &OwnedFd) -> io::Result<()> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Unmounting ends the connection, and so the threads. An error: the file is not mounted any
-        // more.
+        // Unmounting ends the connection, and so the threads. An error means that the file is not
+        // mounted any more.
         let _ = fuse::unmount(&self.path);
         self.team.work.watch.close();
     }
@@ -191,7 +191,7 @@ impl Work for ServerState {
     fn run(self: Arc<Self>, number: usize) {
         self.config.prepare_thread();
         Worker::new(number, self.clone()).answer_left_once();
-        // The threads that come with CPUs may never come again, and may have left requests too.
+        // The threads of CPUs may never start again, and may have left requests too.
         let others = (number..self.desks.len()).step_by(self.config.threads_always()).skip(1);
         others.for_each(|other| Worker::new(other, self.clone()).answer_left_once());
         Worker::new(number, self).run();
@@ -310,7 +310,7 @@ impl Worker {
         }
     }
 
-    /// Calls for another watcher if this one keeps finding requests without waiting.
+    /// Calls another watcher if this one keeps finding requests without a wait.
     fn call_if_busy(&mut self, waited: bool) {
         self.streak = if waited { 0 } else { self.streak + 1 };
         let watch = &self.shared.watch;
@@ -399,7 +399,8 @@ impl Worker {
 
     fn send(&self, mut reply: Reply, data: &[u8]) {
         let parts = [IoSlice::new(reply.finish(data.len())), IoSlice::new(data)];
-        // An error: the requester was killed, or the device is gone, which the next read shows.
+        // An error means that the requester was killed, or that the device is gone, which the next
+        // read shows.
         let _ =
             rustix::io::writev(self.connection(), &parts[..if data.is_empty() { 1 } else { 2 }]);
     }
@@ -448,7 +449,7 @@ mod tests {
         bytes
     }
 
-    /// The numbers of the requests that were answered here.
+    /// The numbers of the requests that this server has answered.
     fn answered(kernel: &OwnedFd, numbers: &mut Vec<u64>) {
         let mut reply = [0; 64];
         while rustix::io::read(kernel, &mut reply).is_ok_and(|bytes| bytes > 0) {

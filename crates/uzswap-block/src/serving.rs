@@ -40,7 +40,7 @@ pub fn start(
     }
 }
 
-/// Detaches a device whose process cannot do so any more. A device that is gone is no error.
+/// Detaches the device of a process that no longer can. A device that is gone is no error.
 pub fn detach(kind: TransportKind, device: &Path) -> io::Result<()> {
     match kind {
         TransportKind::Fuse => match loopdev::detach(device) {

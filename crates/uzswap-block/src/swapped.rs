@@ -1,4 +1,4 @@
-//! How much the kernel has swapped to our devices, by the kernel's own count.
+//! The pages that the kernel has swapped to our devices, by its own count.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl Swapped {
     }
 
     /// True if the kernel lists one of them as a swap area. It lists an area until its last page is
-    /// read back. Error: the list cannot be read, so an area may be on.
+    /// read back. Fails if the list cannot be read. Then an area may be on.
     pub fn is_listed(&self) -> io::Result<bool> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(swap::areas()?.iter().any(|area| devices.contains(&area.path)))

@@ -1,4 +1,4 @@
-//! The threads of a server: some that are always there, and some for each CPU that is up.
+//! The threads of a server: some that always exist, and some for each CPU that is up.
 //!
 //! A thread's number is that of its connection and buffer. A surplus thread ends when it next has
 //! nothing to do; no thread waits for that.
@@ -27,7 +27,7 @@ pub(crate) trait Rest {
     /// The CPUs that they serve on.
     fn cpus(&self) -> &CpuCount;
 
-    /// Accesses the rota. Every idle thread may look at it.
+    /// Accesses the rota. Every idle thread may read it.
     fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T;
 
     /// Wakes an idle thread, if there is one, to look at the rota.
@@ -52,7 +52,7 @@ impl CpuCount {
     }
 }
 
-/// Decides which threads are there.
+/// Decides which threads exist.
 pub(crate) struct Rota {
     /// Surplus threads, which are to leave.
     leaving: usize,
@@ -129,7 +129,7 @@ pub(crate) struct Team<W> {
 }
 
 impl<W: Work> Team<W> {
-    /// Starts the threads that are always there. Those for CPUs come with [`Self::cpu_state`].
+    /// Starts the threads that always exist. [`Self::cpu_state`] starts those for CPUs.
     pub(crate) fn start(work: Arc<W>, config: &ServerConfig) -> io::Result<Arc<Self>> {
         let team = Self {
             work,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::times::{Counted, Times};
 
-/// Counts of all threads. Each thread has its own, so that no two write the same cache line.
+/// Counts of all threads. Each thread has its own counts, so that no two threads write the same
+/// cache line.
 pub struct Traffic {
     threads: Box<[CachePadded<ThreadTraffic>]>,
 }

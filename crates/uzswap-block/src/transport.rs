@@ -46,7 +46,7 @@ impl FromStr for TransportKind {
 }
 
 impl TransportKind {
-    /// Checks if this machine has the means for it. An error names the missing part.
+    /// Checks if this machine has what the transport needs. An error names the missing part.
     pub fn check(self) -> io::Result<()> {
         match self {
             Self::Fuse => uzswap_sys::fuse::open().map(drop).and_then(|()| loopdev::check()),
@@ -59,7 +59,7 @@ impl TransportKind {
 ///
 /// A process that serves a file never opens that file itself. The kernel waits for the answer to an
 /// OPEN even if the thread that took the OPEN was killed. So the killed process would wait for its
-/// own answer, and with it any process that waits for its end.
+/// own answer, and any process that waits for its end would wait, too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Offer {
     /// The device.
@@ -77,8 +77,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device over a part of the offered space, bytes. It waits for answers: the caller
-    /// must serve nothing, and have no connection of a server.
+    /// Makes a device over a part of the offered space. `part` is in bytes. It waits for answers:
+    /// the caller must serve nothing, and have no connection of a server.
     pub fn over(offer: Offer, part: Range<u64>) -> Result<Self, AttachError> {
         let path = match offer {
             Offer::Device(path) => return Ok(Self { path, _loop: None }),
@@ -104,12 +104,12 @@ pub trait Transport: Send {
     /// Its kind.
     fn kind(&self) -> TransportKind;
 
-    /// Makes a block device over a part of the disk, bytes, or names the file over which another
-    /// process is to make one. [`Self::release_unused`] removes a device that is not in use by
-    /// then.
+    /// Makes a block device over a part of the disk, in bytes, or names the file over which another
+    /// process is to make the device. [`Self::release_unused`] removes a device that is still
+    /// unused when it is called.
     fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError>;
 
-    /// Removes unused devices: all that are wanted are in use now.
+    /// Removes unused devices. All wanted ones are in use when this is called.
     fn release_unused(&mut self);
 
     /// The threads of each CPU, to be added to the cache's states.

@@ -1,7 +1,7 @@
 //! The transport over ublk: a device for each part of the disk, and a thread for each device.
 //!
-//! A fault waits for two wake-ups: the device's thread, and the faulting task. The first is saved
-//! while the thread polls. The thread answers and sleeps in one system call. The
+//! A fault waits for two wake-ups: the device's thread, and the faulting task. While the thread
+//! polls, the first wake-up is saved. The thread answers and sleeps in one system call. The
 //! [`crew`](crate::crew) does the long work. Each device has its own buffers, made and faulted in
 //! with it.
 //!
@@ -32,8 +32,8 @@ use uzswap_engine::{CpuState, PAGE_BYTES};
 use uzswap_sys::swap;
 use uzswap_sys::ublk::{self, Control, Handover, Io, Queue, QueueEvent, Shape};
 
-/// Requests of one device under way: a fault of each of many jobs, and writes beside them. The
-/// buffers take 4 MiB of locked memory (32 × 128 KiB).
+/// The number of requests of one device under way: a fault of each of many jobs, and writes
+/// besides. The buffers take 4 MiB of locked memory (32 × 128 KiB).
 const DEPTH: u16 = 32;
 const _: () = assert!(DEPTH as usize <= TAGS_MAX);
 
@@ -49,14 +49,14 @@ const SHORT_PAGES: usize = 8;
 /// Size of the device that is made for a trial.
 const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
 
-/// How often the kernel checks if a server is dead (6.1).
+/// The interval at which the kernel checks if a server is dead (6.1).
 const LOOKS: Duration = Duration::from_secs(5);
 
 /// The timeout of requests if it cannot be read: the kernel's default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How often to ask if the kernel has noticed the death of a server. Later kernels notice when the
-/// process ends.
+/// The interval at which to ask if the kernel has noticed a server's death. Later kernels notice
+/// when the process ends.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// The devices, and the threads that serve them.
@@ -126,7 +126,7 @@ impl Devices {
         })
     }
 
-    /// Serves a device without a server. With `handover`, it had one before.
+    /// Serves a device without a server. With `handover`, the device had a server before.
     fn serve(
         &mut self,
         id: u32,
@@ -160,7 +160,7 @@ impl Devices {
         if let Err(error) = started {
             // A device that the kernel swaps to stays as it is, for the next server to try.
             if !(is_recovered && self.outlived) {
-                // An error: the device was not started. That ends its thread as well.
+                // An error means that the device was not started. That ends its thread as well.
                 let _ = self.control.stop(id);
                 device.join();
             }
@@ -199,7 +199,7 @@ impl Devices {
     /// Removes devices that a killed server was making: they are not among the `known`, no server
     /// serves them, and no area can be on them.
     fn remove_left(&mut self, known: &[PathBuf]) {
-        // An error: the list cannot be read, so each device may be an area.
+        // If the list cannot be read, each device may be an area.
         let Ok(areas) = swap::areas() else { return };
         let is_used = |path: &PathBuf| areas.iter().any(|area| area.path == *path);
         for id in ublk::all() {
@@ -314,7 +314,7 @@ impl Server {
         }
     }
 
-    /// Serves the requests that have come. True if there were any.
+    /// Serves the requests that have arrived. True if there were any.
     fn look(&mut self) -> bool {
         let mut is_busy = false;
         while let Some(event) = self.queue.take() {
@@ -359,7 +359,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENODEV)
 }
 
-/// Removes a device whose process cannot do so any more. A device that is gone is no error.
+/// Removes the device of a process that no longer can. A device that is gone is no error.
 pub(crate) fn detach(path: &Path) -> io::Result<()> {
     let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
     let mut control = Control::open()?;

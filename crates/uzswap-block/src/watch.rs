@@ -2,8 +2,8 @@
 //!
 //! A parked thread is called for one purpose: to watch, or to help with another thread's large
 //! write. Each parked thread sleeps on its own word, so a call wakes one thread. The thread that
-//! parked last is called first, since its memory is still in the CPU's cache. One lock guards all
-//! this. A thread takes it to park, to leave or to call, not for each request.
+//! parked last is called first, since its memory is still in the CPU's cache. One lock guards this
+//! state. A thread takes the lock to park, to leave or to call, not for each request.
 
 use crate::batch::Batch;
 use crate::team::{CpuCount, Rest, Rota};
@@ -39,7 +39,7 @@ enum Call {
     Look,
 }
 
-/// Why a watcher that went to park came back.
+/// The reason why a watcher that parked came back.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Parking {
     /// It may not park: it is the last watcher.
@@ -100,7 +100,7 @@ impl Watch {
                         help(other);
                         parked = self.parked();
                     }
-                    // All others may have begun long work meanwhile, and found no thread to call.
+                    // All others may have begun long work since, and found no thread to call.
                     if self.watchers.compare_exchange(0, 1, SeqCst, SeqCst).is_ok() {
                         return Parking::Called;
                     }
@@ -217,7 +217,7 @@ mod tests {
     }
 
     impl Play {
-        /// True if the thread goes on.
+        /// True if the thread continues.
         fn park(&self, number: usize) -> bool {
             let parking = self.watch.park(number, |other| {
                 self.helped.fetch_add(1, Relaxed);
@@ -278,7 +278,7 @@ mod tests {
         let (mut waited, mut turns) = (0, 0);
         while play.done.load(Relaxed) < REQUESTS {
             turns += 1;
-            // All CPUs but one go, and one more CPU comes than there are numbers for.
+            // All CPUs but one leave, and one more CPU comes than there are numbers.
             let cpus = [1, CPUS + 1][turns % 2];
             while play.watch.cpus.get() > cpus {
                 team.cpu_went();

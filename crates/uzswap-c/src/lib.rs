@@ -33,7 +33,7 @@ mod signals;
 /// A memory budget for any number of regions. Its functions may be called from any thread.
 pub struct Pager {
     pager: uzswap_region::Pager,
-    /// The pinned ranges, by address and length. They stay in memory while they are here.
+    /// The pinned ranges, by address and length. A range stays in memory while it is in this map.
     pins: Mutex<HashMap<(usize, usize), Vec<Pinned>>>,
 }
 
@@ -182,8 +182,8 @@ fn options(given: *const Options) -> Result<Options, String> {
         ));
     }
     let mut options = MaybeUninit::<Options>::zeroed();
-    // SAFETY: copies within both; zeros are a valid value of each member, and so is the value from
-    // C.
+    // SAFETY: copies within both structures; zeros are a valid value of each member, and so is the
+    // value from C.
     unsafe {
         let to = options.as_mut_ptr().cast::<u8>();
         ptr::copy_nonoverlapping(given.cast::<u8>(), to, size.min(OURS));
@@ -421,7 +421,8 @@ fn memory<'a>(address: *mut c_void, bytes: usize) -> std::io::Result<&'a mut [u8
     match address.is_null() && bytes > 0 {
         true => Err(std::io::Error::from_raw_os_error(libc::EFAULT)),
         false if bytes == 0 => Ok(&mut []),
-        // SAFETY: the header demands memory of this length, which no other thread uses meanwhile.
+        // SAFETY: the header demands memory of this length, which no other thread uses during the
+        // call.
         false => Ok(unsafe { std::slice::from_raw_parts_mut(address.cast(), bytes) }),
     }
 }

@@ -1,5 +1,5 @@
 //! `sigaction` and `signal` for the program. If a pager serves faults by SIGBUS, the program's own
-//! handler gets the signals that are not of a region.
+//! handler gets the signals from outside of regions.
 
 use std::ffi::c_int;
 use uzswap_region::signals;

@@ -71,7 +71,7 @@ impl Bits {
         self.find(self.counts.len(), 0, 0, true)
     }
 
-    /// The numbers that are in, from `from` on and then from the start.
+    /// The numbers in the set that are at least `from`, and then the smaller ones.
     pub(crate) fn from(&self, from: usize) -> impl Iterator<Item = usize> {
         self.between(from, usize::MAX).chain(self.between(0, from))
     }
@@ -102,7 +102,7 @@ impl Bits {
         std::iter::from_fn(next).find_map(|member| self.find(below, member, from, is_last))
     }
 
-    /// Recounts; panics if a count is wrong. No thread may change the set meanwhile.
+    /// Recounts; panics if a count is wrong. No thread may change the set during the call.
     pub(crate) fn check(&self) {
         let of_word = |word: &AtomicU64| word.load(Acquire).count_ones();
         let mut below: Vec<u32> = self.words.iter().map(of_word).collect();

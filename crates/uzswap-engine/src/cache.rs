@@ -87,7 +87,7 @@ pub enum Placement {
     Nowhere,
     /// One word repeated: it has no object.
     SameFilled,
-    /// With an object of its own.
+    /// The page has its own object.
     Alone {
         /// Its size.
         bytes: u16,
@@ -97,7 +97,7 @@ pub enum Placement {
         /// Its size.
         bytes: u16,
     },
-    /// Compressed together with others, without a size of its own.
+    /// The page is compressed together with others, and has no size of its own.
     InUnit,
 }
 
@@ -127,7 +127,7 @@ pub enum Load {
 /// A compressed swap cache. All methods may be called from any number of threads.
 pub struct Cache {
     pages_max: u32,
-    /// The memory that outlives the process, if there is any.
+    /// The memory that outlives the process, if there is such memory.
     pub(crate) durable: Option<Arc<Durable>>,
     pub(crate) attributes: Attributes,
     pub(crate) index: Index,
@@ -137,7 +137,7 @@ pub struct Cache {
     pub(crate) shares: Shares,
     pub(crate) candidates: Candidates,
     pub(crate) counters: Arc<Counters>,
-    /// State of each CPU, which comes and goes with the CPU.
+    /// State of each CPU, made and freed with the CPU.
     pub(crate) cpus: Mutex<Cpus>,
     pub(crate) scratch: PerCpu<Scratch>,
     pub(crate) training: Training,
@@ -223,19 +223,20 @@ impl Cache {
         self.seal.as_ref().map_or(Ok(()), Seal::let_forks_inherit)
     }
 
-    /// Called in a process that was forked after that, and has a backing of its own with the same
-    /// content. From now on the process's seals differ from its parent's. No thread may have used
-    /// the cache at the moment of the fork. Errors: no randomness, or no memory that may be locked.
+    /// Called in a process that was forked after [`Self::let_forks_inherit`], and has a backing of
+    /// its own with the same content. From now on the process's seals differ from its parent's. No
+    /// thread may have used the cache at the moment of the fork. Fails without randomness, or
+    /// without memory that may be locked.
     pub fn go_on_in_fork(&self) -> io::Result<()> {
         self.seal.as_ref().map_or(Ok(()), Seal::go_on_in_fork)
     }
 
-    /// Most pages of address space that all areas have together.
+    /// The maximum number of pages of all areas together.
     pub fn pages_max(&self) -> u32 {
         self.pages_max
     }
 
-    /// Keeps memory ready for pages of at most `bytes` of address space ahead of stores, instead of
+    /// Prepares memory for pages of at most `bytes` of address space ahead of stores, instead of
     /// 256 MiB. For a small budget, if the caller calls [`Self::prepare`] after every few stores.
     pub fn keep_ahead(&self, bytes: u64) {
         let trunk_bytes = (TRUNK_ENTRIES * PAGE_BYTES) as u64;
@@ -288,7 +289,7 @@ impl Cache {
         let view = self.index.view();
         let made = || view.lock_made(key).ok();
         let Some(locked) = made().or_else(|| self.wait_for(made)) else {
-            // The maintaining thread freed the key's trunk meanwhile, and no other trunk is ready.
+            // The maintaining thread has freed the key's trunk, and there is no spare trunk.
             self.dispose(state);
             return self.reject(key, Reject::AllocFail);
         };
@@ -305,7 +306,7 @@ impl Cache {
     pub fn load(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
         self.index.prefetch(key);
         let view = self.index.view();
-        // No lock is needed where the word alone tells the page.
+        // No lock is needed if the word alone has the page.
         match view.peek(key).state() {
             State::Absent => return self.give(key, Fetched::Absent, page),
             State::Filled(pattern) => return self.give(key, Fetched::Filled(pattern), page),
@@ -333,12 +334,13 @@ impl Cache {
         Ok(load)
     }
 
-    /// True if there is a page for a key. A hint, unless no thread stores or drops it meanwhile.
+    /// True if there is a page for a key. Only a hint if another thread may store or drop it at the
+    /// same time.
     pub fn has(&self, key: SwapEntry) -> bool {
         !matches!(self.index.view().peek(key).state(), State::Absent)
     }
 
-    /// True if a load would wait for the backing. A hint: the page may have moved by then.
+    /// True if a load would wait for the backing. Only a hint: the page may move before the load.
     pub fn is_on_backing(&self, key: SwapEntry) -> bool {
         let view = self.index.view();
         let state = |key| view.peek(key).state();

@@ -21,8 +21,8 @@ pub struct Config {
     pub pages_max: u32,
     /// Memory of the machine in bytes, for `max_pool_percent`.
     pub ram_bytes: u64,
-    /// The most memory that the machine may get ([`crate::Cache::follow_memory`]). Each 2 MiB of it
-    /// take some 100 bytes.
+    /// The maximum memory that the machine may get ([`crate::Cache::follow_memory`]). Each 2 MiB of
+    /// it take some 100 bytes.
     pub ram_bytes_max: u64,
     /// First value of `max_pool_bytes`.
     pub pool_bytes_max: u64,
@@ -46,8 +46,8 @@ impl Config {
         Ok(keys)
     }
 
-    /// CPUs that have contexts of codecs, or a buffer for a segment, of their own. Either takes
-    /// some 256 KiB, so all of them take a 16th of the pool. The other CPUs share these.
+    /// The number of CPUs with their own codec contexts, or their own buffer for a segment. Either
+    /// takes some 256 KiB, and all together a 16th of the pool. Further CPUs share these.
     pub(crate) fn cpus_apart(&self) -> usize {
         (self.pool_bytes_max / (16 * SEGMENT_BYTES as u64)).clamp(1, u64::from(u32::MAX)) as usize
     }
@@ -117,7 +117,7 @@ impl Attributes {
         self.dictionary_enabled.load(Relaxed)
     }
 
-    /// The time in the pool after which a page is recompressed; `None`: never.
+    /// The time in the pool after which a page is recompressed; `None` if it never is.
     pub(crate) fn recompress_idle(&self) -> Option<Duration> {
         let seconds = self.recompress_idle_seconds.load(Relaxed);
         (seconds > 0).then(|| Duration::from_secs(seconds.into()))

@@ -72,7 +72,7 @@ counters! {
 }
 
 impl Counter {
-    /// The counter of a codec's pages in the pool; `None`: its objects are no pages.
+    /// The counter of a codec's pages in the pool; `None` if its objects are not pages.
     pub(crate) fn of_codec(codec: Codec) -> Option<Self> {
         Some(match codec {
             Codec::Raw => Self::IncompressiblePages,

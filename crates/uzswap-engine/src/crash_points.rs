@@ -142,7 +142,7 @@ impl<A: AtomicNumber> DurableAtomic<A> {
     }
 
     /// Stores the result of `next` for the number. Tries again if another thread has changed the
-    /// number meanwhile. Stops when `next` returns `None`.
+    /// number. Stops when `next` returns `None`.
     pub(crate) fn fetch_update(
         &self,
         success: Ordering,

@@ -9,7 +9,7 @@ use crate::table::ChunkedTable;
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-/// Keys in a bucket, as many as fit in a cache line with a byte of hash each.
+/// The number of keys in a bucket: as many as fit in a cache line, with a byte of hash each.
 const WAYS: usize = 12;
 
 #[repr(align(64))]
@@ -32,8 +32,8 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Bytes of pool for each key of the table, which takes 5.3 bytes. In a pool of heap pages so
-    /// many bytes have two objects, so the older half of the pages is not found. With a key for
+    /// Bytes of pool for each key of the table, which takes 5.3 bytes. In a pool of heap pages this
+    /// many bytes have two objects, so the table lacks the older half of the pages. With a key for
     /// each object, all metadata would exceed 32 bytes a page.
     const POOL_BYTES_PER_KEY: usize = 2048;
     const POOL_BYTES_PER_CHUNK: usize = CHUNK * WAYS * Self::POOL_BYTES_PER_KEY;

@@ -1,9 +1,9 @@
 //! Memory of a cache that outlives its process.
 //!
-//! The index, the pool, the use of each segment of the backing with its seals, dictionaries and
-//! attributes lie here. All else (lists, free space, counts) follows from them, and `recover`
-//! rebuilds it. A process killed at any instruction thus leaves a cache that the next can take
-//! over.
+//! This memory has the index, the pool, the use of each segment of the backing with its seals, the
+//! dictionaries and the attributes. All else (lists, free space, counts) follows from these, and
+//! `recover` rebuilds it. So a process that is killed at any instruction leaves a cache that the
+//! next process can take over.
 //!
 //! Everything has its place in the file from the start: the header, and then a [`DurableArray`] for
 //! each kind of thing. `cache::layout` knows the types, and so their sizes. Only things in use have
@@ -32,17 +32,17 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 use uzswap_sys::processor;
 use uzswap_sys::shared::SharedMemory;
 
-/// Most dictionaries of a cache: 60 KiB each, which stay.
+/// The maximum number of dictionaries of a cache: 60 KiB each, never freed.
 pub(crate) const DICTIONARIES_MAX: usize = 64;
 
-/// Most bytes of an attribute's name and value, and most attributes that are kept.
+/// The maximum bytes of an attribute's name and value, and the maximum number of attributes.
 const VALUE_BYTES: usize = 63;
 const VALUES_MAX: usize = 32;
 
 /// Bytes of the key that a backing is sealed with.
 pub(crate) const KEY_BYTES: usize = 32;
 
-/// Things of one size, one after the other.
+/// Items of one size, one after another.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DurableArray {
     /// Bytes from the start of the memory.
@@ -177,7 +177,7 @@ unsafe impl Lasting for DurableAtomic<AtomicU64> {}
 pub(crate) enum Values<T> {
     /// In the process's memory.
     Own(Box<[T]>),
-    /// Invariant: `first` begins `count` values in the memory, which is populated there.
+    /// Invariant: `first` begins `count` values in a populated part of the memory.
     Lasting { first: NonNull<T>, count: usize, _memory: Arc<Durable> },
 }
 
@@ -202,8 +202,8 @@ impl<T> Deref for Values<T> {
 
 impl Durable {
     /// Opens a file from [`uzswap_sys::shared::create`]: a new one, or one with a cache of this
-    /// version and shape. `parts` follow from the shape. `None`: the file has a cache of another
-    /// version or shape. Errors: no memory.
+    /// version and shape. `parts` follow from the shape. `None` if the file has a cache of another
+    /// version or shape. Fails without memory.
     pub(crate) fn open(
         file: OwnedFd,
         version: u64,
@@ -352,7 +352,7 @@ impl Durable {
         }
         let behind = self.parts.trunks.start + end * self.parts.trunks.unit;
         crash_points::store();
-        // SAFETY: no trunk is there.
+        // SAFETY: no trunk is in this part.
         unsafe { self.memory.release(behind, self.parts.sections.start - behind) }?;
         Ok(used)
     }
@@ -369,7 +369,7 @@ impl Durable {
         Ok(self.section(number))
     }
 
-    /// Gives a section's memory back. The caller promises that no object is in it.
+    /// Gives a section's memory back. The caller promises that the section has no object.
     pub(crate) fn release_section(&self, number: usize) {
         let at = self.parts.sections.at(number);
         crash_points::store();
@@ -415,7 +415,7 @@ impl Durable {
     pub(crate) fn release_tags(&self, numbers: Range<usize>) {
         crash_points::store();
         let DurableArray { start, unit, .. } = self.parts.tags;
-        // SAFETY: the caller's promise. An error: it stays as it is.
+        // SAFETY: the caller's promise. After an error the memory stays.
         let _ = unsafe { self.memory.release(start + numbers.start * unit, numbers.len() * unit) };
     }
 
@@ -463,7 +463,7 @@ impl Durable {
         let place = (0..VALUES_MAX).find(is_its).or_else(|| (0..VALUES_MAX).find(is_free));
         let Some(place) = place else { return };
         let [length, bytes @ ..] = &self.header().values[place];
-        // After a kill in between, the attribute has its first value.
+        // A kill at this point leaves the attribute with its first value.
         length.store(0, Release);
         let value = format!("{name} {value}");
         if value.len() <= VALUE_BYTES {
@@ -494,7 +494,7 @@ impl Durable {
 
 impl Intent {
     /// Notes that an entry with these words is about to get another second word, and then another
-    /// first one. The caller holds the writer's lock, so there is one such change at a time.
+    /// first word. The caller holds the writer's lock, so there is one such change at a time.
     pub(crate) fn begin(&self, key: u32, word: u64, aux: u64, new_aux: u64) {
         self.entry.store(0, Release);
         self.word.store(word, Release);

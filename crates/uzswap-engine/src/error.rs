@@ -37,14 +37,14 @@ pub enum SetupError {
         /// The accepted values.
         must: &'static str,
     },
-    /// The memory that another process has left has no cache, one of another version, or an
+    /// The memory that another process has left has no cache, a cache of another version, or an
     /// unfinished one.
     #[error(
         "cannot take over the cache that another process has left: it was made with other sizes or \
          by another version; what is swapped to it cannot be read by this one"
     )]
     Left,
-    /// The same, with the fault.
+    /// That memory has a damaged cache, with this fault.
     #[error("cannot take over the cache that another process has left: {0}")]
     NotWhole(&'static str),
     /// No key for the backing.
@@ -149,7 +149,7 @@ pub enum SectionError {
     NoRoom {
         /// Its number.
         section: usize,
-        /// Objects in it.
+        /// The section's objects.
         objects: usize,
         /// Bytes of their frames.
         bytes: usize,
@@ -159,7 +159,7 @@ pub enum SectionError {
     Held {
         /// Its number.
         section: usize,
-        /// Objects in it.
+        /// The section's objects.
         objects: usize,
         /// The object, and its user.
         what: String,

@@ -1,4 +1,4 @@
-//! The numbers that name things, each a type of its own so that none is mistaken for another.
+//! The numbers that name things. Each kind has its own type, so that none is mistaken for another.
 
 /// The key of a page: an area's base plus the page's offset in it.
 ///

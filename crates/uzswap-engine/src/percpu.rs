@@ -1,6 +1,6 @@
 //! State of each CPU.
 //!
-//! Everything per CPU in the engine uses this type, and comes and goes with the CPU
+//! All state per CPU in the engine uses this type, and is made and freed with the CPU
 //! (`cache::hotplug`). The CPU is a hint and excludes no other thread. A thread may migrate after
 //! it has read the CPU's number, and may run on a CPU that is not up yet. It therefore locks its
 //! slot, nearly always without waiting. On a CPU that is not up, it uses another CPU's slot.
@@ -26,7 +26,7 @@ struct Up(Box<[bool]>);
 /// Each slot has cache lines of its own. It is empty while none of its CPUs is up.
 struct CpuSlot<T>(CachePadded<Mutex<Option<Box<T>>>>);
 
-/// The slot of this CPU or of another one, locked for the caller.
+/// The slot of this CPU or of another, locked for the caller.
 pub(crate) struct Here<'a, T>(MutexGuard<'a, Option<Box<T>>>);
 
 impl<T> Deref for Here<'_, T> {
@@ -96,12 +96,12 @@ impl<T> PerCpu<T> {
         }
     }
 
-    /// True if one of its CPUs is up.
+    /// True if a CPU of the slot is up.
     fn is_in_use(&self, up: &[bool], slot: usize) -> bool {
         up.iter().skip(slot).step_by(self.slots.len()).any(|up| *up)
     }
 
-    /// Routes each CPU to its own slot if that is in use, otherwise to the next one in use.
+    /// Routes each CPU to its own slot if that is in use, otherwise to the next slot in use.
     fn set_routes(&self, up: &[bool]) {
         let count = self.slots.len();
         for (cpu, route) in self.route.iter().enumerate() {
@@ -118,8 +118,8 @@ impl<T> PerCpu<T> {
         (0..self.slots.len()).filter(|slot| self.is_in_use(up, *slot)).count()
     }
 
-    /// This CPU's slot, or any free slot while another thread that was preempted here has this one.
-    /// At least one CPU must be up.
+    /// This CPU's slot, or any free slot while a preempted thread holds this CPU's. At least one
+    /// CPU must be up.
     pub(crate) fn lock_here(&self) -> Here<'_, T> {
         loop {
             let here = self.route[self.number()].load(Acquire);
@@ -132,7 +132,7 @@ impl<T> PerCpu<T> {
             if let Some(held) = self.slots[here].here() {
                 return held;
             }
-            // The slot's CPU has gone meanwhile: there is another route by now.
+            // The slot's CPU has left, so there is another route now.
         }
     }
 
@@ -164,9 +164,9 @@ impl<T> PerCpu<T> {
             .any(|slot| try_lock(&slot.0).is_none_or(|held| held.as_deref().is_some_and(&is)))
     }
 
-    /// Gives a value made by `make` to every slot that `lacks` it, by `give`. It makes the value,
-    /// and drops the one that `give` leaves, without the slot's lock, for which storing and loading
-    /// threads wait. `None`: a value could not be made.
+    /// Gives a value made by `make` to every slot that `lacks` it, by `give`. Storing and loading
+    /// threads wait for the slot's lock. So this makes the value, and drops the value that `give`
+    /// leaves, without the lock. `None` if a value could not be made.
     pub(crate) fn provide<M>(
         &self,
         lacks: impl Fn(&T) -> bool,

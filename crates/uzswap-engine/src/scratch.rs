@@ -31,7 +31,7 @@ pub(crate) struct UnitScratch {
 }
 
 impl UnitScratch {
-    /// `None`: no memory.
+    /// `None` without memory.
     pub(crate) fn new() -> Option<Self> {
         Some(Self { decoder: UnitDecoder::new()?, bytes: boxed(UNIT_BYTES_MAX, || 0).ok()? })
     }
@@ -64,7 +64,7 @@ impl Scratch {
         unit.bytes[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Decompresses a page of the copied unit, of which `bytes` are there.
+    /// Decompresses a page of the copied unit, of which `bytes` were copied.
     pub(crate) fn decompress_member(
         &mut self,
         bytes: usize,

@@ -16,7 +16,8 @@ struct FreeRecords {
     keys: Vec<SwapEntry>,
     /// Records below this offset are made.
     made: u32,
-    /// A record was asked for while few were ready. A cache without identical pages makes none.
+    /// True if a record was asked for while few were spare. A cache without identical pages makes
+    /// no records.
     asked: bool,
 }
 
@@ -57,7 +58,7 @@ impl Shares {
         self.counts.get(offset).expect("a record in use was made")
     }
 
-    /// An unused record, if one is ready.
+    /// A spare record, if there is one.
     pub(crate) fn take(&self) -> Option<SwapEntry> {
         let mut unused = lock(&self.unused);
         unused.asked |= unused.keys.len() < Self::READY;
@@ -70,7 +71,7 @@ impl Shares {
         lock(&self.unused).keys.push(record);
     }
 
-    /// With fewer records ready than this, another trunk of them is made.
+    /// With fewer spare records than this, another trunk of records is made.
     const READY: usize = TRUNK_ENTRIES.div_ceil(16);
 
     fn wants_provision(&self) -> bool {
@@ -78,7 +79,7 @@ impl Shares {
         unused.asked && unused.made < self.area.pages
     }
 
-    /// Makes another trunk of records when few are ready. Allocates. Errors: no memory.
+    /// Makes another trunk of records when few are spare. Allocates. Fails without memory.
     pub(crate) fn provision(&self, index: &Index) -> io::Result<()> {
         if !self.wants_provision() {
             return Ok(());

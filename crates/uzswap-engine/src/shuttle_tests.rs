@@ -17,8 +17,8 @@ fn schedules() -> usize {
     if std::env::var_os("UZSWAP_FULL").is_some() { 10_000 } else { 300 }
 }
 
-/// Half of the schedules switch at random. In the others a thread runs on with only a few switches,
-/// which finds faults that need one thread to get far while another waits.
+/// Half of the schedules switch at random. In the others there are only a few switches, which finds
+/// faults that need one thread to get far while another waits.
 pub(crate) fn explore(test: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 20; // Pages live on the stack.
@@ -155,7 +155,7 @@ fn identical_pages_are_shared_and_left_in_any_order() {
         let (cache, area) = race(
             0,
             |cache, area| {
-                // Two entries with one page: the first such pair makes a few records ready.
+                // Two entries with one page. The first such pair makes a few spare records.
                 store(cache, area, 0, 1);
                 store(cache, area, 1, 1);
                 cache.maintain().unwrap();
@@ -242,7 +242,7 @@ fn moving_objects_races_with_everything() {
             |cache, area| {
                 (0..8).for_each(|offset| store(cache, area, offset, u64::from(offset)));
                 cache.maintain().unwrap();
-                // New objects go there too: a section that is emptied gets none.
+                // New objects go to this section too, because a section that is emptied gets none.
                 cache.pool.bring_online(1).unwrap();
             },
             vec![

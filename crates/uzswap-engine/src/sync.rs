@@ -1,6 +1,6 @@
 //! Locks and atomics, which the model checker replaces by its own, and the order of locks.
 //!
-//! **Order** in which locks are taken (a thread that holds one may take only those to its right):
+//! **Order** of locks (a thread that holds one may take only those to its right):
 //!
 //! ```text
 //! CPUs → recompressor, or trainer → entry       CPUs → CPUs that are up → any one below of a CPU
@@ -11,11 +11,11 @@
 //! The sums over segments come last.
 //!
 //! Against the order only `try_lock` is used. Compaction holds a size class and tries entries. An
-//! object that leaves its node tries its class there. A store tries the entry of a page that may be
-//! identical. A load of neighbours from the backing tries up to 64 entries.
+//! object that moves to another node tries its class on that node. A store tries the entry of a
+//! page that may be identical. A load of neighbours from the backing tries up to 64 entries.
 //!
-//! **No thread allocates** while it holds any of these, except the recompressor and the trainer.
-//! When the kernel is short of memory, it waits for threads that wait for these locks. `Making` of
+//! **No thread allocates** while it holds any of these, except the recompressor and the trainer. A
+//! kernel that is short of memory waits for threads, and these wait for the locks. `Making` of
 //! descriptors is exempt, because only maintaining threads take it.
 
 pub(crate) use uzswap_sync::{Backoff, Mutex, MutexGuard, atomic, lock, pin, profile, try_lock};

@@ -1,7 +1,7 @@
 //! Tables that grow by chunks and never move their values.
 //!
 //! Threads read them without a lock. The maintaining thread makes chunks ahead of need. If the
-//! machine has no memory for a chunk, the call fails and the process goes on.
+//! machine has no memory for a chunk, the call fails and the process continues.
 
 use crate::durable::Values;
 use std::collections::TryReserveError;
@@ -9,7 +9,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `count` values in memory of their own. Errors: no memory.
+/// `count` values in memory of their own. Fails without memory.
 pub(crate) fn boxed<T>(count: usize, new: impl Fn() -> T) -> Result<Box<[T]>, TryReserveError> {
     let mut values = Vec::new();
     values.try_reserve_exact(count)?;
@@ -57,7 +57,7 @@ impl<T, const CHUNK: usize> ChunkedTable<T, CHUNK> {
         }
     }
 
-    /// Most chunks that it can have.
+    /// The maximum number of chunks.
     pub(crate) fn chunks(&self) -> usize {
         self.chunks.len()
     }

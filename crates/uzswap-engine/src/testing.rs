@@ -60,7 +60,7 @@ pub enum Op {
     },
     /// Load a page.
     Load(u32),
-    /// Load neighbours, this many from the first on.
+    /// Load neighbours: the first, and their number.
     LoadMany(u32, u32),
     /// Load a page and drop it.
     LoadExclusive(u32),
@@ -213,7 +213,7 @@ impl Setup {
 }
 
 impl Cache {
-    /// The byte range of a page's own record on the backing; `None` when it has none there.
+    /// The byte range of a page's own record on the backing; `None` when it has no such record.
     pub fn record_of(&self, key: SwapEntry) -> Option<Range<usize>> {
         match self.index.view().peek(key).state() {
             State::Placed(extent) => {
@@ -238,7 +238,7 @@ impl Cache {
     }
 
     /// Flips one bit of a page's object in the pool, as bad memory does. `None` when the page has
-    /// no object of its own there, or the object has no such bit. For a page of a unit, this
+    /// no object of its own in the pool, or the object has no such bit. For a page of a unit, this
     /// damages the unit's first piece.
     pub fn damage(&self, key: SwapEntry, bit: usize) -> Option<()> {
         let view = self.index.view();

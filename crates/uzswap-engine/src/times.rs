@@ -1,5 +1,5 @@
-//! How long reads took: counted without a lock or an allocation, told as quantiles and by powers of
-//! two.
+//! The times of reads: counted without a lock or an allocation, reported as quantiles and by powers
+//! of two.
 
 use histogram::{AtomicHistogram, Histogram};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct Counted(Histogram);
 /// Numbers of times by powers of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ByPower {
-    /// Times of at most [`bound_ns`] of this place, and above the one before.
+    /// The number of times up to [`bound_ns`] of this place, and above that of the previous place.
     pub counts: [u64; POWERS],
     /// All times together, ns, to 2 %: the sum follows from the counts.
     pub sum_ns: u64,
@@ -54,12 +54,12 @@ impl Times {
 }
 
 impl Counted {
-    /// The times of all together; `None` if there are none.
+    /// The sum of all times; `None` if there are none.
     pub fn sum(all: impl Iterator<Item = Self>) -> Option<Self> {
         all.reduce(|sum, one| Self(sum.0.checked_add(&one.0).expect("of one resolution")))
     }
 
-    /// The time that `share` (0 to 1) of them did not exceed, ns; `None` if there are none.
+    /// The time that `share` (0 to 1) of the reads did not exceed, in ns; `None` without reads.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         Some(self.0.quantile_bucket(share).ok()??.end())
     }
@@ -85,8 +85,8 @@ impl ByPower {
         Self { counts, sum_ns: self.sum_ns.saturating_sub(before.sum_ns) }
     }
 
-    /// The time that `share` (0 to 1) of them did not exceed, ns, as if the times of one place were
-    /// spread evenly over it; `None` if there are none.
+    /// The time that `share` (0 to 1) of the reads did not exceed, in ns, if the times of one place
+    /// are spread evenly over it; `None` without reads.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         let all: u64 = self.counts.iter().sum();
         let mut left = share * all as f64;

@@ -33,8 +33,8 @@ struct FreeUnits {
 /// See the module.
 pub(crate) struct Units {
     area: Area,
-    /// For each unit, in the low half a bit for each page in it. The high half is the number of
-    /// pages that it was made of, or 0 if [`Self::sparse`] skips it.
+    /// For each unit: the low half has a bit for each page in the unit. The high half is the number
+    /// of pages of which the unit was made, or 0 if [`Self::sparse`] skips it.
     members: ChunkedTable<AtomicU32, TRUNK_UNITS>,
     unused: Mutex<FreeUnits>,
     /// Units that have lost at least a quarter of their pages.
@@ -142,8 +142,8 @@ impl Units {
         self.members(self.number(first)).load(Ordering::Acquire) as u16
     }
 
-    /// The next unit, from number `from` on, that has lost at least a quarter of its pages, and its
-    /// number.
+    /// The next unit, at or after number `from`, that has lost at least a quarter of its pages, and
+    /// its number.
     pub(crate) fn sparse(&self, from: usize) -> Option<(usize, SwapEntry)> {
         if self.sparse.load(Ordering::Relaxed) == 0 {
             return None;

@@ -1,5 +1,4 @@
-//! No path of a request allocates: the thread that stores may be the one that the kernel needs
-//! in order to find memory.
+//! No path of a request allocates, because the kernel may need the storing thread to get memory.
 //!
 //! The C library's allocator is replaced for this whole program, so that allocations of the codecs
 //! in C are counted too. Rust's own allocator uses it as well.
@@ -36,10 +35,10 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     /// Large blocks that were freed.
     static FREED: Cell<u64> = const { Cell::new(0) };
-    /// True if the test notes locks that this thread holds while it allocates. A check, which is no
-    /// part of the test, clears this.
+    /// True if the test notes locks that this thread holds while it allocates. A check, which is
+    /// not a part of the test, clears this.
     static IS_WATCHED: Cell<bool> = const { Cell::new(false) };
-    /// Large allocations until one is refused; 0: none is.
+    /// The number of large allocations until one is refused; 0 if none is.
     static REFUSED_IN: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -144,8 +143,8 @@ fn allocations(work: impl FnOnce()) -> u64 {
 }
 
 /// True if repeatable work allocates nothing. A thread of another test that has ended leaves its
-/// garbage of the epochs to the next thread, which allocates a block for it. That does not happen
-/// three times in a row.
+/// garbage of the epochs to the next thread, which allocates a block for that garbage. This does
+/// not happen three times in a row.
 fn allocates_nothing(mut work: impl FnMut()) -> bool {
     (0..3).any(|_| allocations(&mut work) == 0)
 }
@@ -160,7 +159,7 @@ fn setup(compressor: &'static str) -> Setup {
     Setup { pages: PAGES, pool_bytes: 1 << 20, compressor, ..Setup::default() }
 }
 
-/// One round of all calls of a front end; the same pages for the same `seed`.
+/// One round of all calls of a front end. The same `seed` gives the same pages.
 fn requests(cache: &Cache, area: Area, seed: u64) {
     let mut noise = Noise::new(seed);
     let mut page = [0; PAGE_BYTES];
@@ -220,7 +219,7 @@ fn requests_for_recompressed_pages_allocate_nothing() {
 fn serves_without_allocating(setup: Setup, backing: Box<dyn Backing>) {
     prepare_thread();
     let (cache, area) = setup.make_on(backing);
-    // The first round makes memory ready as the maintaining thread would: records for identical
+    // The first round allocates memory as the maintaining thread would: records for identical
     // pages.
     requests(&cache, area, 0);
     cache.maintain().unwrap();
@@ -388,7 +387,7 @@ fn a_failed_write_allocates_nothing() {
 }
 
 /// A serving thread waits for the holder of a lock. If the holder allocates, it waits for memory,
-/// which the kernel may try to get by way of the serving thread.
+/// for which the kernel may need the serving thread.
 #[test]
 fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
     prepare_thread();
@@ -519,7 +518,7 @@ fn trunks_are_freed_by_the_thread_that_maintains() {
 /// Page faults of the calling thread that took memory from the kernel without a read.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    // Behind the name, which may have spaces in it.
+    // The text behind the name, which may have spaces.
     let (_, behind) = stat.rsplit_once(')').unwrap();
     behind.split_whitespace().nth(7).unwrap().parse().unwrap()
 }
@@ -538,9 +537,9 @@ fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared()
             assert!(page == page_of(Content::Pointers, seed));
         }
     };
-    // The same contexts for both threads: those of one CPU.
+    // Both threads use the contexts of one CPU.
     stay_on_a_cpu();
-    // After this only the stack of the next thread is not ready. Its size differs, so that the
+    // After this only the stack of the next thread is not faulted in. Its size differs, so that the
     // thread does not get a stack that another thread has left.
     load();
     faults();

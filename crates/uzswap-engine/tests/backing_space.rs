@@ -7,7 +7,7 @@ use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Store};
 
 const PAGES: u32 = 8000;
 
-/// These tests fill the backing; with a small pool everything goes there.
+/// These tests fill the backing. With a small pool all pages go to the backing.
 fn setup(backing_bytes: usize) -> Setup {
     Setup { pages: PAGES, pool_bytes: 1 << 20, backing_bytes, ..Setup::default() }
 }

@@ -1,9 +1,9 @@
 //! The process is killed at every single store to memory that outlives it; each time another
 //! process takes the cache over and every page is right.
 //!
-//! No process is killed here. Before each store the memory and the backing are copied as the
-//! process would leave them, and a cache takes the copy over while the store goes on. A scene sets
-//! a cache up, and then makes the transitions whose stores are tried. All scenes together make
+//! No process is killed here. Before each store the test copies the memory and the backing, as a
+//! kill would leave them. Another cache takes the copy over, and then the store continues. A scene
+//! sets a cache up, and then makes the transitions whose stores are tried. All scenes together make
 //! every transition of the table in `index/entry/transition.rs`.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -372,7 +372,7 @@ fn stores(seals: bool) {
     });
 }
 
-/// Pages of which one is about to be shared.
+/// Pages, one of which is about to be shared.
 fn unshared(seals: bool) -> World {
     let mut world = World::new(seals);
     world.store_many(0..20, Content::Mixed);

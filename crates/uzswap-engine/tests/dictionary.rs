@@ -1,4 +1,5 @@
-//! Pages compressed with a dictionary: when one is trained and used, and that pages come back.
+//! Pages compressed with a dictionary: when a dictionary is trained and used, and that pages come
+//! back.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -149,7 +150,7 @@ fn pages_come_back_from_the_backing_whatever_was_trained_and_set_since() {
         let is_used = from > 0 && compressor != "lz4" && is_on == "Y";
         assert_eq!(statistic(&cache, "stores_dictionary") > stores, is_used, "{compressor}");
         from += 200;
-        // lz4 tries no page, and the pages of the round before may all be on the backing.
+        // lz4 tries no page, and all pages of the previous round may be on the backing.
         let is_trained = cache.train();
         assert!(is_trained || compressor == "lz4", "after {compressor}");
         trained += u64::from(is_trained);
@@ -226,7 +227,7 @@ fn a_damaged_object_is_an_error_whatever_bit_turned() {
                 other => panic!("{other:?}"),
             }
             cache.damage(key, bit).unwrap();
-            // All of the header, which names the dictionary; then some.
+            // All bits of the header, which names the dictionary; then some bits.
             bit += if bit < 32 { 1 } else { 61 };
         }
         assert!(errors * 10 >= bit / 61 * 8, "{errors} errors, {bit} bits");

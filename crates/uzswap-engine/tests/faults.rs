@@ -1,4 +1,4 @@
-//! Memory or the backing fails: loads say so, no byte is wrong, and no other page is lost.
+//! Memory or the backing fails: loads return an error, no byte is wrong, and no other page is lost.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -64,7 +64,7 @@ fn a_damaged_object_is_an_error_and_a_counter_whatever_bit_turned() {
                 }
                 let exclusive = cache.load_exclusive(key(area, offset), &mut [0; PAGE_BYTES]);
                 match exclusive {
-                    // Still held, and still an error.
+                    // The page is still in the cache, and still an error.
                     Err(_) => errors += 1,
                     Ok(_) => assert_eq!(store(&cache, area, offset), Store::Stored),
                 }

@@ -17,7 +17,7 @@ fn decompress_damaged() {
     let mut noise = Noise::new(2);
     let mut codecs = trained_codecs();
     for round in 0..4000 {
-        // Short ones damage a little, long ones are objects of their own.
+        // Short inputs damage an object a little; long inputs are whole objects.
         let bytes_max = if round % 2 == 0 { 16 } else { 5000 };
         fuzz_decompress_damaged(&mut codecs, &input(&mut noise, bytes_max));
     }

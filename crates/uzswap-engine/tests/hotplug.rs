@@ -164,12 +164,12 @@ fn what_the_process_may_use_is_followed_and_what_was_set_by_hand_stays() {
     assert_eq!(cache.cpu_states()[cpu], "offline");
     cache.follow_cpus(&all).unwrap();
     assert_eq!(cache.cpu_states()[cpu], "online");
-    // From one CPU to another: the new one comes before the old one goes.
+    // Moves from one CPU to another: the new CPU comes up before the old one goes down.
     let second: CpuSet = std::iter::once(cpu).collect();
     cache.follow_cpus(&first).unwrap();
     cache.follow_cpus(&second).unwrap();
     assert_eq!(online(&cache), [cpu]);
-    // No CPU is allowed: the last one stays.
+    // No CPU is allowed, so the last one stays.
     let none: CpuSet = std::iter::empty().collect();
     assert!(matches!(cache.follow_cpus(&none), Err(CpuError::Last { .. })));
     assert_eq!(online(&cache), [cpu]);

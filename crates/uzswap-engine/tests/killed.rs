@@ -2,8 +2,8 @@
 //! process takes the cache over and every page is right.
 //!
 //! Three threads store, drop and load pages of their own while a fourth writes back, recompresses,
-//! compacts, trains and changes the compressor. A file has two versions of each page: the one that
-//! is about to be stored, and the one before.
+//! compacts, trains and changes the compressor. A file has two versions of each page: the version
+//! that is about to be stored, and the previous one.
 
 #![expect(
     unsafe_code,
@@ -74,7 +74,8 @@ impl Left {
         (cache, area)
     }
 
-    /// The version of a page that a call has begun with, and the one that a call has ended with.
+    /// The version with which a call has last begun, and the version with which a call has last
+    /// ended.
     fn versions(&self, page: u32) -> (u64, u64) {
         let mut words = [0; 16];
         self.versions.read_exact_at(&mut words, u64::from(page) * 16).unwrap();
@@ -94,7 +95,7 @@ impl Left {
     }
 }
 
-/// The content of a version of a page; `None`: absent.
+/// The content of a version of a page; `None` if the page is absent.
 fn content(page: u32, version: u64) -> Option<[u8; PAGE_BYTES]> {
     let mut noise = Noise::new(version);
     let kind = noise.below(16);

@@ -40,8 +40,8 @@ fn assert_holds(cache: &Cache, area: Area, offset: u32, content: Content) {
     assert!(page == page_of(content, offset.into()), "page {offset}");
 }
 
-/// Asserts that the oldest of pages stored in this order are on the backing. Shards of the LRU are
-/// taken in turn, sixteen pages at a time, so the order is kept to within one round of them.
+/// Asserts that the oldest of pages stored in this order are on the backing. Writeback takes
+/// sixteen pages from each shard of the LRU in turn, so the order is right to within one round.
 fn assert_oldest_written(cache: &Cache, area: Area, mut offsets: Range<u32>) {
     let on_backing = |offset: &u32| cache.is_on_backing(area.entry(*offset).unwrap());
     let newest_written = offsets.clone().rev().find(on_backing).unwrap();
@@ -137,7 +137,8 @@ fn a_page_that_was_loaded_gets_a_second_chance() {
     }
     let on_backing = |offset: u32| cache.is_on_backing(area.entry(offset).unwrap());
     (0..100).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
-    // A quarter of the pages: with the loaded ones spared, all come from the 924 others.
+    // Shrinks by a quarter of the pages. The loaded pages are spared, so all come from the 924
+    // others.
     cache.shrink(1 << 20);
     assert_eq!(statistic(&cache, "second_chances"), 100);
     assert!((0..100).all(|offset| !on_backing(offset)), "spared");
@@ -328,7 +329,7 @@ impl Program {
     /// Incompressible pages in a segment.
     const PAGES: u32 = 63;
 
-    /// The pages stored at a write: each time in a trunk of its own.
+    /// The pages stored at a write. Each write has its own trunk.
     fn pages(write: u32) -> Range<u32> {
         let first = (write + 8) * Self::STEP;
         first..first + Self::PAGES

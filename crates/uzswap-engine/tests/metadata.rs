@@ -12,7 +12,7 @@ const FIXED_BYTES_MAX: f64 = 1.5 * 1024.0 * 1024.0;
 
 const PAGES: u32 = 120_000;
 
-/// Metadata and pages so far.
+/// Bytes of metadata, and the number of pages so far.
 #[derive(Clone, Copy)]
 struct Measure {
     bytes: u64,
@@ -98,7 +98,7 @@ fn one_more_page_of_a_kibibyte_costs_at_most_32_bytes_of_metadata() {
     assert!(measure(750.0).iter().all(|bytes| *bytes <= 32.0));
 }
 
-/// One page in nine is kept raw here, in a zspage of its own, 48 bytes.
+/// One page in nine is stored raw here, in its own zspage, which takes 48 bytes.
 #[test]
 fn one_more_page_that_compresses_poorly_costs_at_most_33_bytes_of_metadata() {
     assert!(measure(1100.0).iter().all(|bytes| *bytes <= 33.0));

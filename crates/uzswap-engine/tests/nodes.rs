@@ -209,7 +209,7 @@ fn who_maintains_all_else_leaves_a_node_s_memory_to_its_own_thread() {
         let numbers = cache.sections().into_iter().map(|(number, _)| number);
         numbers.filter(|number| cache.node_of_section(*number) == 1).count()
     };
-    // In a thread of its own, which is bound to a CPU.
+    // Uses its own thread, which is bound to a CPU.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             run_on(cpus[1]);
@@ -258,7 +258,7 @@ fn a_node_that_goes_leaves_nothing_behind_and_stores_go_to_the_nearest() {
     assert_eq!(on_second(&cache), 0);
     assert!(local_percent(&cache, area, PAGES) <= 50);
     check(&cache, area, PAGES);
-    // It comes back, and new pages use it.
+    // The node comes back, and new pages use it.
     cache.set_node(1, "online").unwrap();
     (0..PAGES).for_each(|offset| cache.invalidate(area.entry(offset).unwrap()));
     cache.maintain().unwrap();
@@ -319,7 +319,7 @@ fn nodes_come_and_go_under_load_and_every_page_is_right() {
     check(&cache, area, 3000);
 }
 
-/// On a machine that has nodes. The kernel tells the node of each page of this process.
+/// On a machine that has nodes. The kernel reports the node of each page of this process.
 #[test]
 fn memory_lies_on_real_nodes() {
     let machine = Nodes::of_machine();

@@ -181,7 +181,7 @@ fn what_gains_nothing_stays_as_it_is_and_is_not_tried_again() {
     assert_holds(&cache, area, (64..128).filter(|offset| offset % 8 != 0));
 }
 
-/// Floats: taken apart as pages, in units, and in units made from remains of those.
+/// Floats are taken apart as pages, in units, and in units that are made from remains of units.
 #[test]
 fn pages_of_numbers_are_taken_apart_in_units_too() {
     let number_page = |offset: u32| match offset % 4 {

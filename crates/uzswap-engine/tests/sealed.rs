@@ -1,5 +1,5 @@
-//! Somebody else reads and changes the backing: no page can be read there, and a changed record
-//! is an error on its page alone.
+//! An attacker reads and changes the backing: no page can be read from it, and a changed record is
+//! an error on its page alone.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -55,7 +55,7 @@ impl Made {
         }
     }
 
-    /// The same for many pages.
+    /// Loads many pages.
     fn load_many(&self, offsets: Range<u32>) -> Vec<Option<Page>> {
         let mut pages = vec![[0xcc; PAGE_BYTES]; offsets.len()];
         let mut loaded = Vec::new();
@@ -143,7 +143,7 @@ fn a_record_that_was_there_before_is_an_error() {
     };
     let pages = || std::iter::once(0).chain(100..164);
     fill(&noise);
-    // Slots belong to a CPU: if the test migrated in between, it tries again.
+    // Slots belong to a CPU. If the test migrated to another CPU, it tries again.
     let turn = |number: u32| {
         let before = made.disk.tamper(|disk| disk.to_vec());
         let places: Vec<_> = pages().map(|offset| made.record(offset)).collect();

@@ -1,5 +1,5 @@
-//! Memory comes and goes while pages are stored and loaded; no page is lost, and a section that
-//! stays is named with the reason.
+//! Memory comes and goes while pages are stored and loaded. No page is lost, and a section that
+//! cannot go is named with the reason.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -233,7 +233,7 @@ fn sections_come_and_go_under_load_and_every_page_is_right() {
                 let outcome = cache.set_section(section, "offline");
                 let is_offline = cache.section_states()[section] == SectionState::Offline;
                 assert_eq!(outcome.is_ok(), is_offline, "{outcome:?}");
-                // A section that other threads bring online just now is there soon.
+                // A section that other threads are bringing online is online soon.
                 while cache.set_section(section, "online").is_err() {
                     std::thread::yield_now();
                 }

@@ -6,10 +6,10 @@
 //! UZSWAP_SIMULATE_SECONDS=3600    how long; 30 without
 //! UZSWAP_SIMULATE_SEED=0x12       that history alone
 //! ```
-//! Rules: a load gives the page last stored. It may return an error if the copy was damaged or the
-//! backing does not answer, but never another page or none. A store is not rejected for lack of
-//! memory unless memory was refused. Every action ends. `simulator.seeds` has the seeds that found
-//! a fault; they run first.
+//! Rules: a load returns the page that was last stored. It may return an error if the copy was
+//! damaged or the backing does not answer, but never another page, and never `Absent`. A store is
+//! not rejected for lack of memory unless memory was refused. Every action ends. `simulator.seeds`
+//! has the seeds that found a fault; they run first.
 
 #![expect(
     unsafe_code,
@@ -33,11 +33,11 @@ use uzswap_sync::turns::{self, Pace, ThreadBody};
 /// Blocks of this size and more are refused: chunks of tables, trunks, contexts.
 const LARGE_BYTES: usize = 4 << 10;
 
-/// Most steps of one action of a thread: a store may try 4000 times for memory, with some steps
-/// each.
+/// The maximum number of steps of one action of a thread. A store may try 4000 times for memory,
+/// with some steps each.
 const STEPS_MAX: u64 = 60_000;
 
-/// Most steps of the maintaining thread before it makes memory ready for stores.
+/// The maximum number of steps of the maintaining thread before it prepares memory for stores.
 const ABSENT_MAX: u64 = 20_000;
 
 #[path = "simulator/device.rs"]
@@ -409,7 +409,7 @@ fn plan(seed: u64) -> Plan {
     let workers = pick(profile.workers) as usize;
     let count = pick(profile.count) as u32;
     let pace = Pace { turn: pick(profile.turn), hold: pick(profile.hold) };
-    // A cache is dropped in the middle, and the next one starts on its backing.
+    // A cache is dropped in the middle, and the next cache starts on its backing.
     let lives = 1 + pick(&[0, 0, 1]);
     // Picked last, so that older seeds keep their histories.
     let segment_is_lost = pick(profile.segment_is_lost);
@@ -465,7 +465,7 @@ fn simulate(seed: u64) -> Result<u64, String> {
     Ok(steps)
 }
 
-/// The same; names the seed where it fails.
+/// Runs a history, and names its seed if it fails.
 fn run(seed: u64) -> u64 {
     let done = std::panic::catch_unwind(|| simulate(seed));
     let name = plan(seed).profile.name;

@@ -1,6 +1,6 @@
 //! The cost of maintenance does not grow with the number of stored pages. It prints a table for the
-//! same changes with 1 GiB, 64 GiB and 1 TiB of swapped pages. `UZSWAP_FULL=1` takes all of them (5
-//! GiB of memory), else the test takes a 64th, or the part that `UZSWAP_PART` names.
+//! same changes with 1 GiB, 64 GiB and 1 TiB of swapped pages. `UZSWAP_FULL=1` takes all pages (5
+//! GiB of memory). Otherwise the test takes a 64th, or the part that `UZSWAP_PART` names.
 //!
 //! A load is compared with a read of one random word of as much memory as the index has: the least
 //! that any index of this size waits for.
@@ -55,7 +55,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Memory as a daemon has it, without huge pages where there are none.
+/// Memory as a daemon has it, without huge pages where the machine has none.
 fn memory() -> OwnedFd {
     shared::create_unswappable().or_else(|_| shared::create("uzswap-terabyte")).unwrap()
 }

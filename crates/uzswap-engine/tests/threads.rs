@@ -1,4 +1,4 @@
-//! Many threads do everything with one cache at the same time; each page that comes back is one
+//! Many threads make all calls of one cache at the same time. Each returned page must be a page
 //! that a correct cache may return.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -10,7 +10,7 @@ use uzswap_engine::testing::{Content, Noise, Setup, page_of};
 use uzswap_engine::{Area, Cache, Load, PAGE_BYTES, Page, Store, SwapEntry};
 
 const THREADS: u64 = 4;
-/// Keys that one thread writes and all read, without a lock.
+/// Keys that one thread writes and all threads read, without a lock.
 const OWNED: u64 = 800;
 /// Keys that all threads write, each under a lock.
 const LOCKED: u64 = 800;
@@ -64,9 +64,9 @@ impl Stress {
         self.area.entry(key as u32).unwrap()
     }
 
-    /// Stores until the page is stored: the only thread that brings memory on line may be late.
-    /// Counts a rejected store when it succeeds, so that a reader that found nothing meanwhile sees
-    /// the count change.
+    /// Repeats the store until it succeeds, since the only thread that brings memory on line may be
+    /// late. Counts a rejected store when it succeeds, so that a reader that found no page sees the
+    /// count change.
     fn store(&self, key: u64, page: &Page) {
         let mut was_rejected = 0;
         while self.cache.store(self.entry(key), page) != Store::Stored {
@@ -145,7 +145,7 @@ impl Stress {
         }
     }
 
-    /// The actions of an operator and of the maintaining thread meanwhile.
+    /// The actions of an operator and of the maintaining thread.
     fn disturb(&self, noise: &mut Noise) {
         let compressors = ["lz4", "zstd", "lzo", "deflate", "wkdm", "raw", "zstd:3"];
         match noise.below(8) {

@@ -1,12 +1,12 @@
-//! How many pages to bring in at a fault: one, or many where a program goes through its memory in
+//! Decides how many pages a fault brings in: one page, or many where a program reads its memory in
 //! order.
 //!
-//! For each processor, a pager remembers the pages at which its last faults would go on if they
-//! were in order, up or down. A fault at such a page makes the window four times as long, up to 64
+//! For each processor, a pager remembers the next page of each recent stream: the page behind, or
+//! before, the last window. A fault at such a page makes the window four times as long, up to 64
 //! pages. Any other fault starts with a window of one page. Random access thus costs a look-up and
 //! two entries in a table.
 
-/// Most pages that a fault brings in.
+/// The maximum number of pages that a fault brings in.
 pub const WINDOW_MAX: usize = 64;
 
 /// The program gives no advice on its accesses.
@@ -56,9 +56,9 @@ pub struct Streams {
     streams: [Stream; STREAMS],
 }
 
-/// Most pages to bring in at a fault: a 16th of `capacity`, so that the program touches the last of
-/// them before they are the oldest. Each of the `lanes` also keeps a buffer for this many pages;
-/// all buffers are a quarter of the memory at most.
+/// The maximum number of pages for a fault: a 16th of `capacity`, so that the program touches the
+/// last page before these pages are the oldest. Each of the `lanes` also keeps a buffer for this
+/// many pages; all buffers are a quarter of the memory at most.
 pub fn window_max(capacity: usize, lanes: usize) -> usize {
     (capacity / 16.max(4 * lanes)).clamp(1, WINDOW_MAX)
 }
@@ -68,7 +68,7 @@ fn slot(region: u32, page: u32) -> usize {
 }
 
 impl Streams {
-    /// How many pages to bring in from `page` on, and which way.
+    /// The number of pages to bring in, beginning with `page`, and the direction.
     pub fn window(&self, region: u32, page: u32, advice: u8) -> (usize, Way) {
         let stream = self.streams[slot(region, page)];
         let goes_on = (stream.region, stream.next) == (region, page) && stream.window > 0;
@@ -80,8 +80,8 @@ impl Streams {
         }
     }
 
-    /// Remembers how many pages came in from `page` on. A single page may be the first of either
-    /// way.
+    /// Remembers that `pages` pages came in, beginning with `page`. A single page may begin a
+    /// stream in either direction.
     pub fn brought(&mut self, region: u32, page: u32, pages: usize, way: Way) {
         self.expect(region, way.from(page, pages), pages, way);
         if pages == 1 {
@@ -90,7 +90,7 @@ impl Streams {
         }
     }
 
-    /// Expects a stream whose window was `pages` to go on at `next`.
+    /// Expects that a stream with a window of `pages` continues at `next`.
     pub fn expect(&mut self, region: u32, next: Option<u32>, pages: usize, way: Way) {
         if let Some(next) = next {
             self.streams[slot(region, next)] = Stream { region, next, window: pages as u32, way };

@@ -1,11 +1,11 @@
-//! Memory in which pages that are there and compressed pages in the pool are counted together.
+//! Memory that present pages and the pool's compressed pages share.
 //!
 //! The caller decides which page leaves. The pool has at most seven eighths of the memory, as in a
 //! pager. Beyond that, the page that left first goes to the backing.
 
 use std::collections::VecDeque;
 
-/// Bytes of a page that is there.
+/// Bytes of a present page.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Bytes of an object in the pool besides its content: its header, the rest of its size class, and
@@ -95,14 +95,14 @@ impl Memory {
         }
     }
 
-    /// Brings in a page that is not there, and drops its copy.
+    /// Brings an absent page in, and drops its copy.
     pub(crate) fn come(&mut self, page: usize) {
         self.drop_page(page);
         self.places[page].0 = PageLocation::There { copy: 0 };
         self.there += 1;
     }
 
-    /// Brings in a page that is not there. The pool keeps its copy.
+    /// Brings an absent page in. The pool keeps its copy.
     pub(crate) fn come_beside_copy(&mut self, page: usize) {
         let copy = match self.places[page].0 {
             PageLocation::Pool { bytes } => bytes,
@@ -112,7 +112,7 @@ impl Memory {
         self.there += 1;
     }
 
-    /// Drops the copy of a page that is there.
+    /// Drops the copy of a present page.
     pub(crate) fn drop_copy(&mut self, page: usize) {
         if let PageLocation::There { copy } = &mut self.places[page].0 {
             let bytes = std::mem::take(copy);
@@ -190,7 +190,7 @@ mod tests {
         (0..3).for_each(|page| memory.come(page));
         assert!(!memory.has_room());
         memory.leave(0, 900);
-        // 900 and 36, and 8192 for the rest of its class.
+        // 900 bytes of the object, 36 of metadata, and 8192 for the rest of its size class.
         assert_eq!((memory.has_room(), memory.pool(), memory.capacity()), (false, 9128, 1));
         memory.leave(1, 900);
         assert_eq!(memory.pool(), 9128 + 936, "its class has memory already");

@@ -1,12 +1,12 @@
-//! How far the oldest processes of a tree are favoured.
+//! Decides how much the oldest processes of a tree are favoured.
 //!
-//! Processes have equal shares while these suffice. If each process has too little, all of them do
+//! Processes have equal shares while these suffice. If the shares are too small, all processes do
 //! little but fault. Then the oldest processes get all the memory that they use, in order of age,
-//! and the youngest have only their minimum. The oldest run at full speed, end, and leave their
-//! memory to the next. `share.rs` in `uzswap-tree` computes the shares.
+//! and the youngest get only their least. The oldest run at full speed, end, and leave their memory
+//! to the next. `share.rs` in `uzswap-tree` computes the shares.
 //!
-//! The favour follows the fault rate of all processes. It grows fast and falls slowly, so that a
-//! favour that ended the thrashing does not end with it.
+//! The favour follows the fault rate of all processes. It grows fast and falls slowly, so that the
+//! favour outlasts the thrashing that it has ended.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ impl Favour {
         self.parts
     }
 
-    /// The process whose turn is over, if any. It is the last from now on.
+    /// The process whose turn is over, if there is one. From now on it ranks last.
     pub fn is_over(&self) -> Option<u64> {
         self.first.filter(|_| self.counts >= TURN)
     }

@@ -3,7 +3,7 @@
 //! Equal shares give a process that waits for input as much memory as a process that works. A pager
 //! cannot see which pages a process uses, but it sees the faults. A process with few faults, while
 //! others have many, may not need all its memory. It gives a part back in small steps. When it
-//! faults again, it gets several steps back at a time.
+//! faults again, it regains several steps at a time.
 //!
 //! A process that uses all its memory, and fits into it, has no faults either. Its first step
 //! causes faults, which show the mistake. It then waits, each time twice as long.
@@ -24,7 +24,7 @@ const TIMES_EACH: u64 = 8;
 const STEPS: u64 = 64;
 const STEPS_MAX: u64 = 48;
 
-/// Steps that a process gets back at one count.
+/// Steps that a process regains at one count.
 const UNDONE: u64 = 16;
 
 /// A process that faults after this many steps or fewer was not idle.
@@ -83,7 +83,7 @@ impl Idleness {
         Self { steps: (self.steps + 1).min(STEPS_MAX), had, ..self }
     }
 
-    /// Most bytes that the process may have.
+    /// The maximum number of bytes that the process may have.
     pub fn most(&self) -> u64 {
         match self.steps {
             0 => u64::MAX,

@@ -2,11 +2,10 @@
 //!
 //! The pager reports its observations and asks for a decision. Time is a count of pages that left,
 //! so that a test or a simulator decides as the pager does. [`order`] decides which page leaves,
-//! and [`ahead`] which pages come beside one that is touched. [`replay`] replays a trace with our
-//! policy, whose pager is in `model`, and with the policies that ours is compared with.
-//! `counted_memory` counts the memory that their pages take. [`idle`] decides how much of its share
-//! a process leaves to others, and [`favour`] how far the oldest processes of a tree go before the
-//! others.
+//! and [`ahead`] which pages come in beside a touched page. [`replay`] replays a trace with our
+//! policy, whose pager is in `model`, and with other policies for comparison. `counted_memory`
+//! counts the memory that the pages take. [`idle`] decides how much of its share a process leaves
+//! to others, and [`favour`] how much a tree's oldest processes come before the others.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 

@@ -6,7 +6,7 @@ use crate::counted_memory::{Memory, PAGE_BYTES, Was};
 use crate::order::{self, LEVELS, Order, PagerPolicy, Seen, Verdict};
 use std::collections::VecDeque;
 
-/// One region for all streams: their places alone tell them apart.
+/// One region for all streams, since their places differ.
 const REGION: u32 = 1;
 
 /// Lanes of the machine for which the model decides.
@@ -41,12 +41,12 @@ struct Page {
     copy: Copied,
 }
 
-/// The copy that the cache has of a page that is there.
+/// The cache's copy of a present page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Copied {
     Not,
     Same,
-    /// The page has changed since, unknown to the pager.
+    /// The page has changed since it came in, unknown to the pager.
     Different,
 }
 
@@ -68,8 +68,8 @@ pub(crate) struct Touch {
 pub(crate) struct PagerModel<'a> {
     pages: Vec<Page>,
     memory: Memory,
-    /// The place of each page, in ascending order; neighbours have consecutive places. `None`: each
-    /// fault brings in one page.
+    /// The place of each page, in ascending order; neighbours have consecutive places. `None` if
+    /// each fault brings in one page.
     places: Option<&'a [u32]>,
     /// The last page that came to a place.
     at_place: Vec<u32>,
@@ -99,7 +99,7 @@ impl<'a> PagerModel<'a> {
         let ends = places.and_then(<[u32]>::last).map_or(0, |last| *last as usize + 1);
         let mut at_place = vec![NO_PAGE; ends];
         // A place without a page in the trace gets a page that the program never touches. A window
-        // brings this page in all the same.
+        // brings this page in like the others.
         let between = |two: &[u32]| two[0] + 1..two[1];
         let blanks = places.into_iter().flat_map(|places| places.windows(2).flat_map(between));
         let mut all = pages;
@@ -180,7 +180,7 @@ impl<'a> PagerModel<'a> {
     fn fault(&mut self, page: usize, state: PageState) {
         self.bring_in(page);
         let came = self.places.map_or(1, |places| self.bring_around(places, page, state));
-        // If several pages came, nothing is learnt about this one.
+        // If several pages came in, the order learns nothing about this one.
         self.pages[page].state = PageState::There { passes: 0, is_used: came == 1 };
         match state {
             PageState::Out { departed } if came == 1 => {
@@ -192,8 +192,8 @@ impl<'a> PagerModel<'a> {
         }
     }
 
-    /// Brings in the neighbours of a page that faulted, as far as they are in the same state.
-    /// Returns the number of pages, the faulting page included.
+    /// Brings in the neighbours of a page that faulted, up to the first in another state. Returns
+    /// the number of pages, the faulting page included.
     fn bring_around(&mut self, places: &[u32], page: usize, state: PageState) -> usize {
         let place = places[page];
         let (window, way) = self.streams.window(REGION, place, NORMAL);
@@ -239,7 +239,7 @@ impl<'a> PagerModel<'a> {
         self.pages.get(last as usize).filter(|page| is_out(page)).map(|_| last as usize)
     }
 
-    /// The page that comes to a place next, as zeros, if the place has no page now.
+    /// The page that next comes to a place as zeros, if the place has no page now.
     fn next_at(&self, place: u32, last: u32) -> Option<usize> {
         let places = self.places?;
         if last == NO_PAGE {
@@ -306,7 +306,7 @@ impl<'a> PagerModel<'a> {
         }
     }
 
-    /// True if a page is there that is not staged.
+    /// True if some present page is not staged.
     fn may_stage(&self) -> bool {
         self.memory.there() as usize > self.staged
     }

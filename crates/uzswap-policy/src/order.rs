@@ -4,11 +4,11 @@
 //! a page comes back soon after it left: its level rises   → it stays for the passes of that level
 //! pages of a level that leave come back less than others  → that level's passes become fewer
 //! ```
-//! A pager does not see touches of a page that is there. It sees that a page comes back, and how
-//! many others left meanwhile. A page therefore has a *level*: how often in a row it came back
-//! soon. Each level has a *tenure*: how often the hand passes a page of that level before the page
-//! leaves. The tenures follow the returns. When a program goes on to other pages, its old pages of
-//! a high level do not come back. Soon they stay no longer than new pages.
+//! A pager does not see touches of a present page. It sees that a page comes back, and how many
+//! other pages left since that page did. A page therefore has a *level*: the number of consecutive
+//! times that it came back soon. Each level has a *tenure*: how often the hand passes a page of
+//! that level before the page leaves. The tenures follow the returns. When a program turns to other
+//! pages, its old pages of a high level do not come back. Soon they stay no longer than new pages.
 //!
 //! Distances are in pages that left. Sizes are relative to the capacity: the pages that fit.
 
@@ -21,7 +21,7 @@ pub const LEVELS: usize = 4;
 /// Passes of the hand that a page can stay for.
 pub const PASSES_MAX: u8 = 15;
 
-/// Rounds of the hand in one search in which tenures hold. Each later round halves the tenures, so
+/// Rounds of the hand, in one search, with full tenures. Each later round halves the tenures, so
 /// that the search finds a page.
 const ROUNDS: u32 = 2;
 
@@ -35,14 +35,14 @@ const MARGIN: f32 = 0.3;
 /// Fewer remembered departures of a level say nothing about it.
 const DEPARTURES_MIN: f32 = 8.0;
 
-/// A page returns if it comes back before one part in this many of the capacity has left.
+/// A page returns if it comes back before `capacity / HORIZON` pages have left.
 const HORIZON: u64 = 8;
 
 /// Departures after which tenures are set again.
 pub const TEND_EVERY: u64 = 64;
 
 /// The gain from a copy, relative to the gain from a page in its room: compressing takes 3 µs, a
-/// fault 10. A page that compresses to half its size needs only another half to be there.
+/// fault 10. If a page compresses to half its size, half a page more holds it uncompressed.
 const COPY_WORTH: f32 = 0.3;
 
 /// The policies that a pager can follow: they need no more than its faults.
@@ -86,7 +86,7 @@ impl FromStr for PagerPolicy {
     }
 }
 
-/// The decision on a page that the hand has come to.
+/// The decision on the page that the hand has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It stays.
@@ -103,8 +103,8 @@ pub fn is_return(distance: u64, capacity: u64) -> bool {
     distance < capacity / HORIZON
 }
 
-/// The level of a page that comes back from the cache: `level` is its level when it left, and
-/// `distance` the number of pages that left since.
+/// The level of a page that comes back from the cache. It left with `level`, and `distance` pages
+/// have left since.
 pub fn level_of_return(level: u8, distance: u64, capacity: u64) -> u8 {
     if distance < capacity { raised(level) } else { 0 }
 }
@@ -171,7 +171,7 @@ impl Order {
         Self { policy, ..Self::default() }
     }
 
-    /// Decides on a page that is there. The hand has passed it `passes` times since it came.
+    /// Decides on a present page. The hand has passed the page `passes` times since it came in.
     /// `round` counts the hand's rounds in this search. A page that leaves is counted.
     pub fn judge(&mut self, level: u8, passes: u8, round: u32) -> Verdict {
         match (self.policy, passes) {
@@ -184,13 +184,13 @@ impl Order {
     fn judge_by_level(&mut self, level: u8, passes: u8, round: u32) -> Verdict {
         let tenure = self.tenure[usize::from(level)];
         let noise = self.noise();
-        // A tenure of 1.3 is one of 2 for every third page.
+        // A tenure of 1.3 is a tenure of 2 for every third page, and of 1 for the others.
         let whole = tenure as u8 + u8::from(noise & 0xffff < (tenure.fract() * 65536.0) as u64);
         if passes < whole >> round.saturating_sub(ROUNDS - 1) {
             return Verdict::Stays { passes: passes + 1 };
         }
-        // Half of the pages leave, by chance. A program that loops over more pages than fit needs
-        // the page that came first next, so that page must not always leave first.
+        // Half of the pages leave, by chance. A program that loops over more pages than fit will
+        // next need the page that came in first. So that page must not always leave first.
         if round < ROUNDS && noise >> 63 == 0 {
             return Verdict::Stays { passes };
         }
@@ -202,9 +202,9 @@ impl Order {
 
     /// By level, true if the cache's copy of a page that stays is worth its room.
     ///
-    /// The copy saves compressing the page again, if the page does not change. Its room could hold
-    /// a part of another page for as long as this page stays. That would save faults at the rate at
-    /// which pages that left come back.
+    /// The copy saves compressing the page again, if the page does not change. Without the copy,
+    /// its room could hold a part of another page while this page stays. That would save faults, at
+    /// the rate at which pages come back.
     pub fn keeps_copies(&self, capacity: u64) -> [bool; LEVELS] {
         if self.in_pass == 0.0 {
             return [false; LEVELS];
@@ -216,7 +216,7 @@ impl Order {
         self.tenure.map(|tenure| gain * (tenure + 0.5) < worth)
     }
 
-    /// Notes that the hand has come round.
+    /// Notes that the hand has completed a round.
     pub fn end_pass(&mut self) {
         let departed = self.in_this_pass as f32;
         self.in_pass = if self.in_pass == 0.0 { departed } else { (self.in_pass + departed) / 2.0 };
@@ -249,7 +249,7 @@ impl Order {
                 *tenure = (*tenure - step).max(0.0);
             }
         }
-        // Departures are remembered for as long as a quarter of the capacity takes to leave.
+        // A departure is forgotten after a quarter of the capacity has left.
         let fades = (1.0 - self.since as f32 / (capacity / 4).max(4 * TEND_EVERY) as f32).max(0.5);
         for level in 0..LEVELS {
             self.departed[level] *= fades;
@@ -264,7 +264,7 @@ impl Order {
         (self.departed.iter().sum(), self.returned.iter().sum())
     }
 
-    /// xorshift64*, of which the upper bits are the better ones.
+    /// xorshift64*, whose upper bits are the better ones.
     fn noise(&mut self) -> u64 {
         self.noise ^= self.noise >> 12;
         self.noise ^= self.noise << 25;
@@ -279,7 +279,7 @@ mod tests {
 
     const CAPACITY: u64 = 6400;
 
-    /// Lets pages of each level leave, of which a share comes back.
+    /// Lets pages of each level leave, and a share of them come back.
     fn live(order: &mut Order, turns: u64, of_levels: [(u64, f32); LEVELS]) {
         let mut seen = order.seen;
         for _ in 0..turns {
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(order.judge(3, PASSES_MAX - 1, 0), Verdict::Stays { passes: PASSES_MAX });
         let stays = |verdict| matches!(verdict, Verdict::Stays { passes: 1.. });
         assert!((0..100).all(|_| !stays(order.judge(0, 0, 0))), "{order:?}");
-        // The program goes on to other pages.
+        // The program turns to other pages.
         live(&mut order, 200, [(40, 0.5), (0, 0.0), (0, 0.0), (40, 0.0)]);
         assert!((0..100).all(|_| !stays(order.judge(3, 0, 0))), "{order:?}");
     }

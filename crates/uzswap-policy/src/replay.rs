@@ -1,7 +1,7 @@
 //! Replays a trace and counts the touches that fault, by policy.
 //!
-//! Our policy, and the one before it, drive the model of the pager (`model`). The other policies
-//! see each touch, which no pager does: they are limits and peers. [`Policy::Belady`] knows the
+//! Our policy, and our earlier policy, drive the model of the pager (`model`). The other policies
+//! see each touch, which no pager can: they are limits and peers. [`Policy::Belady`] knows the
 //! future.
 
 pub use crate::counted_memory::PAGE_BYTES;
@@ -17,7 +17,7 @@ use std::str::FromStr;
 pub enum Policy {
     /// A policy that a pager can follow.
     Pager(PagerPolicy),
-    /// The page that came first leaves first.
+    /// The page that came in first leaves first.
     Fifo,
     /// The page that was touched longest ago leaves first.
     Lru,
@@ -108,19 +108,19 @@ pub struct ReplayCounts {
     pub staged: u64,
     /// Bytes that went to the backing.
     pub written: u64,
-    /// Most bytes that the pool took.
+    /// The peak of the pool's bytes.
     pub pool_max: u64,
-    /// Pages that were there, summed up over the touches.
+    /// The number of present pages, summed over the touches.
     pub there_sum: u64,
 }
 
 impl ReplayCounts {
-    /// Touches of pages that had left: those that a policy is answerable for.
+    /// Touches of pages that had left, which depend on the policy. First touches do not.
     pub fn faults(&self) -> u64 {
         self.misses - self.first
     }
 
-    /// Pages that were there, on average.
+    /// The mean number of present pages.
     pub fn there_mean(&self) -> u64 {
         self.there_sum / self.touches.max(1)
     }
@@ -143,8 +143,8 @@ pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> Re
     simulate(policy, &steps, None, capacity.max(1) as u64 * PAGE_BYTES, skip)
 }
 
-/// Replays steps in `memory` bytes, which pages that are there and the pool share. The first `skip`
-/// steps are not counted.
+/// Replays steps in `memory` bytes, which present pages and the pool share. The first `skip` steps
+/// are not counted.
 ///
 /// `places` has the place of each page: pages of one place follow each other, and neighbours have
 /// consecutive places. With it, the policies of the pager bring in neighbours as the pager does.
@@ -273,7 +273,7 @@ mod tests {
         (0..PAGES).chain((0..8 * PAGES).map(|touch| pattern(&mut noise, touch))).collect()
     }
 
-    /// So many of 100 touches go to a fifth of the pages, which lie here and there.
+    /// `percent` of the touches go to a fifth of the pages, which are scattered.
     fn hot(percent: u32) -> impl Fn(&mut Noise, u32) -> u32 {
         move |noise, _| match noise.below(100) < percent {
             true => noise.below(PAGES / 5) * 5,

@@ -1,7 +1,7 @@
 //! A leaf: a span of the space, and the items in it, sorted.
 //!
 //! A leaf owns the points from `low` up to `high`, where the next leaf's span begins, and every
-//! range lies in one span. One leaf alone thus tells whether a range is free.
+//! range lies in one span. So a single leaf shows whether a range is free.
 //!
 //! Fields change only under the leaf's lock. Readers take no lock: they read the word, then the
 //! fields, then the word again, and repeat if the word changed. A reader thus discards its result
@@ -15,7 +15,8 @@ use link::{LeafRef, Link};
 use uzswap_sync::Backoff;
 use uzswap_sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// Most items in a leaf. Few in tests, so that a few operations split and empty leaves.
+/// The maximum number of items in a leaf. Tests use few, so that a few operations split and empty
+/// leaves.
 pub(crate) const SLOTS: usize = if cfg!(any(test, feature = "shuttle")) { 4 } else { 64 };
 
 /// Levels of the list. A leaf of one level is on the next with a chance of one half. A walk
@@ -166,7 +167,7 @@ impl Leaf {
         self.word.load(Acquire) & DEAD != 0
     }
 
-    /// Reads without a lock: repeats `read` until nothing changed meanwhile.
+    /// Reads without a lock: repeats `read` until the leaf has not changed during it.
     pub(crate) fn read<R>(&self, mut read: impl FnMut(&Self) -> R) -> R {
         let mut backoff = Backoff::new();
         loop {
@@ -266,9 +267,9 @@ impl<'g> LockedLeaf<'g> {
         item
     }
 
-    /// Puts an item into a slot of a full leaf. Moves the upper half, or nothing if the item comes
-    /// last, to `new`, which no other thread has yet. Then adds the item and links `new`, whose
-    /// span begins with its first item.
+    /// Puts an item into a slot of a full leaf. Moves the upper half, or nothing if the item is the
+    /// last, to `new`, which no other thread has. Then adds the item and links `new`, whose span
+    /// begins with its first item.
     pub(crate) fn insert_splitting(&self, slot: usize, item: Item, new: LeafRef<'g>) {
         let at = if slot == SLOTS { SLOTS } else { SLOTS / 2 };
         for from in at..SLOTS {
@@ -300,8 +301,8 @@ impl<'g> LockedLeaf<'g> {
 }
 
 impl Leaf {
-    /// Puts an item into a slot; items from there on move up. The leaf is locked, or not linked
-    /// yet.
+    /// Puts an item into a slot, and moves that slot's item and all later ones up. The leaf is
+    /// locked, or not linked yet.
     fn put(&self, slot: usize, item: Item) {
         let len = self.len();
         for to in (slot + 1..=len).rev() {

@@ -74,7 +74,7 @@ pub struct Hole {
     pub size: u64,
     /// The range begins at a multiple of this: a power of two.
     pub align: u64,
-    /// The range lies in here.
+    /// The range must lie in this one.
     pub within: Range<u64>,
     /// As [`Item::value`].
     pub value: u64,
@@ -128,8 +128,8 @@ pub trait RangeIndex: Send + Sync {
     /// own.
     type Preload: Default + Send;
 
-    /// Makes the memory for one insertion ready, if it is not. Insertions do this too, before they
-    /// take a lock; after an explicit call the next insertion allocates nothing.
+    /// Allocates the memory for one insertion, unless that was done. Insertions do this too, before
+    /// they take a lock. After an explicit call the next insertion allocates nothing.
     fn preload(&self, preload: &mut Self::Preload);
 
     /// Inserts a range, unless it overlaps an item.
@@ -160,8 +160,8 @@ pub trait RangeIndex: Send + Sync {
     /// A caller that needs the item to stay uses [`RangeIndex::lookup_locked`], or checks again.
     fn lookup(&self, point: u64) -> Option<Item>;
 
-    /// The same, but a lock keeps the item in the index while `then` runs. `then` must be short,
-    /// and must not call the index.
+    /// Looks a point up, and keeps the item in the index by a lock while `then` runs. `then` must
+    /// be short, and must not call the index.
     fn lookup_locked<R>(&self, point: u64, then: impl FnOnce(Option<Item>) -> R) -> R;
 
     /// The first item.
@@ -187,7 +187,7 @@ pub trait RangeIndex: Send + Sync {
     /// Bytes of memory in use, without removed leaves that a reader may still use.
     fn bytes(&self) -> usize;
 
-    /// Recounts everything and checks every invariant. No other call may run meanwhile.
+    /// Recounts everything and checks every invariant. No other call may run at the same time.
     ///
     /// # Panics
     /// If an invariant does not hold.

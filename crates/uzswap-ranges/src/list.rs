@@ -1,9 +1,9 @@
 //! The skiplist: finding leaves, inserting, removing, and the levels above the lowest.
 //!
 //! **The list.** Every leaf is on the lowest level, sorted by `low`, and the spans of these leaves
-//! fill the space. After a leaf is in use there, it is linked on its higher levels one by one, from
-//! the lowest up. It is unlinked one by one from the highest down. Each level is thus a part of the
-//! level below it. The first leaf is on all levels and never goes.
+//! fill the space. A leaf is first linked there, then on its higher levels one by one, from the
+//! lowest up. It is unlinked one by one from the highest down. So each level is a part of the level
+//! below it. The first leaf is on all levels and is never removed.
 //!
 //! **Locks.** A link changes under the lock of its leaf, and only while that leaf is not dead.
 //! Locks are taken from left to right, two at most. A thread locks two neighbours to move the
@@ -71,7 +71,7 @@ impl SkipList {
         leaf
     }
 
-    /// The same for a level above the lowest: the last leaf there whose `low` is not above `point`.
+    /// Walks to a leaf of a level above the lowest: the last whose `low` is not above `point`.
     fn find_on<'g>(
         &'g self,
         level: usize,
@@ -167,7 +167,7 @@ impl SkipList {
             locked.kill();
             self.unlink(leaf, pinned);
             // SAFETY: `unlink` returned, so no level links to the leaf. It is dead, so it is never
-            // linked again. It was marked dead here, which happens once for each leaf.
+            // linked again. This thread marked it dead, which one thread does for each leaf.
             unsafe { leaf.retire(pinned) };
         }
         Some(item)
@@ -200,7 +200,7 @@ impl SkipList {
         let locked = LockedLeaf::new(leaf).ok_or(leaf)?;
         let (from, to) = (&before.upper[level - 1], &locked.upper[level - 1]);
         // `low` does not change while the leaf is locked. If it has reached the `low` of the next
-        // leaf on this level, that leaf belongs before this one.
+        // leaf on this level, that leaf belongs before `leaf`.
         let next = from.next.get(pinned);
         let next_low = next.map_or(u64::MAX, |next| next.low());
         if next_low <= locked.low() {
@@ -225,11 +225,11 @@ impl SkipList {
         }
     }
 
-    /// `Err` has another dead leaf, which links to this one and must be unlinked first.
+    /// `Err` has another dead leaf, which links to `leaf` and must be unlinked first.
     fn try_unlink<'g>(&'g self, leaf: LeafRef<'g>, pinned: &'g Guard) -> Result<(), LeafRef<'g>> {
         for level in (0..leaf.height()).rev() {
             let before = self.lock_before(leaf.low(), level, pinned)?;
-            // If another leaf comes next, a thread has unlinked this one from the level, for good.
+            // If another leaf follows, some thread has unlinked `leaf` from this level, for good.
             if next_on(&before, level, pinned) == Some(leaf) {
                 unlink_from(&before, leaf, level);
             }
@@ -237,11 +237,11 @@ impl SkipList {
         Ok(())
     }
 
-    /// Locks the last leaf on a level whose span begins before `low`, so that the next one there
-    /// begins at `low` or behind it. `Err` has the leaf in that place if it is dead.
+    /// Locks the last leaf on a level whose span begins before `low`, so that the next leaf begins
+    /// at `low` or behind it. `Err` has the leaf in that place if it is dead.
     ///
-    /// The locked leaf came from a link on this level or above, so it was on this level once. It is
-    /// not dead, so it still is on it.
+    /// The locked leaf came from a link on this level or above, so it was on this level. It is not
+    /// dead, so it still is.
     fn lock_before<'g>(
         &'g self,
         low: u64,
@@ -278,7 +278,7 @@ pub(crate) fn next_on<'g>(leaf: &Leaf, level: usize, pinned: &'g Guard) -> Optio
     }
 }
 
-/// Unlinks a dead leaf from a level on which it comes right after `before`.
+/// Unlinks a dead leaf from a level on which it directly follows `before`.
 fn unlink_from<'g>(before: &LockedLeaf<'g>, dead: LeafRef<'g>, level: usize) {
     if level == 0 {
         before.absorb(dead);
@@ -289,7 +289,7 @@ fn unlink_from<'g>(before: &LockedLeaf<'g>, dead: LeafRef<'g>, level: usize) {
     from.low.store(to.low.load(Acquire), Release);
 }
 
-/// Extends a leaf's span to `end`, into the span of the next leaf, if no item lies in between.
+/// Extends a leaf's span to `end`, into the span of the next leaf, if that part has no item.
 pub(crate) fn extend<'g>(
     locked: &LockedLeaf<'g>,
     end: u64,
@@ -304,7 +304,7 @@ pub(crate) fn extend<'g>(
     if next.key(0) < end {
         return Err(Blocked::By(next.item(0)));
     }
-    // In this order a walk to a point in between meets a locked leaf, and waits there.
+    // In this order a walk to a point that changes its leaf meets a locked leaf, and waits.
     locked.set_high(end);
     next.set_low(end);
     Ok(())

@@ -1,4 +1,4 @@
-//! Memory made ready before an insertion.
+//! Memory that is allocated before an insertion.
 
 use crate::leaf::{LEVELS, Leaf};
 use std::hash::{BuildHasher, RandomState};
@@ -30,7 +30,7 @@ impl Preload {
         self.leaf.is_some()
     }
 
-    /// Makes the memory ready.
+    /// Allocates the memory.
     pub(crate) fn ready(&mut self) {
         if self.leaf.is_none() {
             let height = self.height();

@@ -1,8 +1,8 @@
 //! Threads on neighbouring leaves, under a scheduler that tries many orders.
 //!
-//! Leaves have four slots here. Each test fills a few and runs threads where they meet. Then it
-//! compares the list with the threads' records, and recounts it. A use of a freed leaf is a panic
-//! (see `link`).
+//! Leaves have four slots here. Each test fills a few leaves and runs threads where the leaves
+//! meet. Then it compares the list with the threads' records, and recounts it. A use of a freed
+//! leaf is a panic (see `link`).
 
 use crate::leaf::SLOTS;
 use crate::testing::items;
@@ -17,7 +17,7 @@ fn schedules() -> usize {
 }
 
 /// Half of the schedules switch threads at every step. The other half delays a thread at a few
-/// points and lets another run on, so that a whole series of changes falls in between.
+/// points, so that another thread makes a series of changes between two of its steps.
 fn explore(test: impl Fn() + Send + Sync + Copy + 'static) {
     shuttle::check_random(test, schedules() / 2);
     shuttle::check_pct(test, schedules() / 2, 3);
@@ -227,8 +227,8 @@ fn a_boundary_passes_a_leaf_that_is_going() {
     });
 }
 
-/// While the second leaf is linked on its levels, its boundary moves to the right, and a new leaf
-/// comes into its old place.
+/// While the second leaf is linked on its levels, its start moves to the right, and a new leaf
+/// takes its old place.
 #[test]
 fn a_leaf_is_linked_behind_those_before_it() {
     explore(|| {

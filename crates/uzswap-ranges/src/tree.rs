@@ -15,12 +15,12 @@ pub type LockedMap = Locked<BTreeMap<u64, (u64, u64)>>;
 
 /// An ordered map of items, for one thread.
 pub trait Ordered: Default + Send {
-    /// Memory for one insertion, as far as the map can make it ready.
+    /// Memory for one insertion, if the map can allocate it ahead.
     type Ready: Default + Send;
 
-    /// Makes the memory ready.
+    /// Allocates the memory.
     fn ready(ready: &mut Self::Ready);
-    /// Adds an item that overlaps none.
+    /// Adds an item that overlaps no other.
     fn add(&mut self, item: Item, ready: &mut Self::Ready);
     /// Removes the item that begins at `key`.
     fn remove(&mut self, key: u64) -> Option<Item>;
@@ -119,7 +119,7 @@ impl<M: Ordered> RangeIndex for Locked<M> {
         self.lock().at_or_before(u64::MAX)
     }
 
-    /// A leaf is 32 items here.
+    /// A leaf stands for 32 items here.
     fn leaf(&self, from: u64, items: &mut Vec<Item>) -> Option<u64> {
         let map = self.lock();
         items.clear();

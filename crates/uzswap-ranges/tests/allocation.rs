@@ -1,4 +1,4 @@
-//! With memory made ready beforehand, an insertion allocates nothing.
+//! With preloaded memory, an insertion allocates nothing.
 
 mod counting;
 

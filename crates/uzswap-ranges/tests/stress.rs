@@ -27,7 +27,8 @@ impl Random {
     }
 }
 
-/// The points of a space, each with the thread that has it. If two threads get one, the test fails.
+/// The points of a space, each with the thread that has it. The test fails if two threads get the
+/// same point.
 struct Owners(Vec<AtomicU64>);
 
 impl Owners {
@@ -43,7 +44,8 @@ impl Owners {
     }
 }
 
-/// One thread: takes ranges, by hint or by key, gives them back, and looks up its own and others'.
+/// The work of one thread: takes ranges, by hint or by key, gives them back, and looks up its own
+/// and other threads' ranges.
 fn churn<I: RangeIndex>(index: &I, owners: &Owners, thread: u64, space: u64) -> Vec<Item> {
     let me = thread + 1;
     let mut random = Random(me.wrapping_mul(0x9E37_79B9_7F4A_7C15));

@@ -1,7 +1,7 @@
 //! The cost of a fault: `fault PAGES [random|sequential] [THREADS] [COMPRESSOR] [MODE]`.
 //!
 //! Fills a region with the pages of a file (as `uzswap record` writes them), evicts all pages, and
-//! touches each page once. The budget is so large that no page is evicted meanwhile. Prints
+//! touches each page once. The budget is so large that the touches evict no page. Prints
 //! nanoseconds.
 
 use std::hint::black_box;

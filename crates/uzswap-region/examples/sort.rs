@@ -1,4 +1,4 @@
-//! Sorts four times as much as there is memory for, with the standard library's sort.
+//! Sorts four times as much data as the budget, with the standard library's sort.
 
 use uzswap_region::{Pager, RegionVec};
 

@@ -1,9 +1,9 @@
 //! The recording of a program's accesses, if the pager was made with a trace to write.
 //!
 //! Such a pager only records. Its budget is for pages alone, with the pool beside it, so that the
-//! same number of pages are there at any time. Each fault brings in one page, so each touch of
-//! another page is seen. Without a trace, a fault reads `Inner::log`, which is never written once
-//! the pager is made and lies with the other fields of `Inner` that each fault reads.
+//! number of present pages is constant. Each fault brings in one page, so each touch of an absent
+//! page is recorded. Without a trace, a fault only reads `Inner::log`. That field never changes
+//! after the pager is made, and lies beside the other fields of `Inner` that each fault reads.
 
 use crate::core::Inner;
 use crate::core::space::Space;

@@ -1,8 +1,8 @@
 //! The words of memory as it is adopted, changed by a call, and given back.
 //!
-//! Adopted pages that were not used yet are `Empty`, and share a word with their neighbours as long
-//! as none of them is used. So each step here goes by words rather than by pages, and asks the
-//! kernel once for the present pages ([`Present`]).
+//! Adopted pages that were not used yet are `Empty`, and share a word with their neighbours until
+//! one of them is used. So each step here works word by word, not page by page, and asks the kernel
+//! once for the present pages ([`Present`]).
 
 #![expect(
     unsafe_code,
@@ -28,8 +28,8 @@ const WINDOW: usize = 1 << 30;
 /// A window has no more addresses.
 const WINDOW_MAX: usize = 1 << 43;
 
-/// A mapping is long if it is so many times the budget: closing each of its pages would take tables
-/// of a 64th of the budget.
+/// A mapping is long if it is at least this many times the budget: closing each of its pages would
+/// take tables of a 64th of the budget.
 const LONG: u64 = 8;
 /// If the kernel lists pages only one by one (before Linux 6.7), no longer range is looked through:
 /// this takes some tenths of a second.
@@ -42,7 +42,7 @@ pub enum Contents {
     Nothing,
     /// Some, that may be read and written.
     Pages,
-    /// Some, that may be read only. Not in the mode of protection, which could not tell the
+    /// Some pages, which may only be read. Not in the mode of protection, which could not tell the
     /// program's protection from its own.
     ReadOnlyPages,
 }
@@ -63,13 +63,13 @@ impl<'a> Present<'a> {
         Self { pagemap, scanned: Scanned::all(), end: range.end, if_unknown: true }
     }
 
-    /// The same of pages that the program has written, or that the kernel has swapped out.
+    /// Pages of a range that the program has written, or that the kernel has swapped out.
     fn of_used(pagemap: &'a Pagemap, range: Range<usize>) -> Self {
         let scanned = Scanned::but_zeros();
         Self { pagemap: Some(pagemap), scanned, end: range.end, if_unknown: false }
     }
 
-    /// The first address from `at` on where there may be a page or a guard. The addresses of
+    /// The first address at or after `at` that may have a page or a guard. The addresses of
     /// successive calls only grow.
     fn from(&mut self, at: usize) -> usize {
         let Some(pagemap) = self.pagemap else { return self.end };
@@ -81,7 +81,7 @@ impl<'a> Present<'a> {
 /// All adopted pages of a range, which the owner of this value has made `Busy`.
 #[derive(Default)]
 pub(crate) struct AllTaken {
-    /// Those with words of their own.
+    /// The pages that have words of their own.
     pub(crate) pages: Vec<Taken>,
     pub(crate) emptied: Emptied,
 }
@@ -128,7 +128,7 @@ impl Space {
         }
     }
 
-    /// Makes all pages of a range `Busy`, none of which is adopted.
+    /// Makes all pages of a range `Busy`. None of them is adopted.
     fn begin(&self, pages: Range<u32>) {
         let mut at = pages.start;
         while at < pages.end {
@@ -162,9 +162,9 @@ pub(crate) fn windows(range: Range<usize>) -> impl Iterator<Item = (&'static Spa
     })
 }
 
-/// Drops the kernel's page of zeros from memory that may only be read. A forked child does not
-/// inherit that page in a mapping that was never written: the page's word would say that it is
-/// there. A kernel that does not tell this page from others (before Linux 6.7) keeps it.
+/// Drops the kernel's zero page from memory that may only be read. A forked child does not inherit
+/// that page in a mapping that was never written, although its word would say that the page is
+/// present. The page stays if the kernel does not tell it from others (before Linux 6.7).
 fn drop_zeros(pagemap: &Pagemap, at: usize, there: &mut [bool], guards: &[bool]) {
     let (mut used, end) = (Scanned::but_zeros(), at + there.len() * PAGE_BYTES);
     let pages = (at..).step_by(PAGE_BYTES);
@@ -172,8 +172,8 @@ fn drop_zeros(pagemap: &Pagemap, at: usize, there: &mut [bool], guards: &[bool])
         if !*there || *is_guard || !used.next(pagemap, address..end).is_ok_and(|at| at > address) {
             continue;
         }
-        // SAFETY: a page that is mapped, of zeros, which come back as such. No thread may write it
-        // until it is adopted: a call that would permit that waits for the layout.
+        // SAFETY: a mapped page of zeros, which reads as zeros again. No thread may write it before
+        // it is adopted: a call that permits writing waits for the layout's lock.
         *there = unsafe { map::discard_range(address..address + PAGE_BYTES) }.is_err();
     }
 }
@@ -192,7 +192,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The window that an address lies in; made if it is the first in it.
+    /// The window of an address. Makes the window at its first address.
     pub(crate) fn window_at(self: &Arc<Self>, address: usize) -> Result<Arc<Space>, Error> {
         self.windows_over(address..address + 1)?;
         let id = registry::find(address).map(|space| space.id);
@@ -237,7 +237,7 @@ impl Inner {
             let source = io::ErrorKind::Unsupported.into();
             return Err(Error::Map { bytes: range.len(), source });
         }
-        // A thread that faults there once the range is registered waits for us.
+        // A thread that faults in the range after it is registered waits for us.
         space.begin(pages.clone());
         if let Err(source) = self.door.watch(range.clone()) {
             space.end_all_busy(pages, UNCHANGED, Word::UNTOUCHED);
@@ -273,8 +273,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Closes pages that were never used, at little cost, however many they are. `false`: each has
-    /// to be closed by itself. A long mapping may stay open.
+    /// Closes any number of pages that were never used, at little cost. `false` if each page has to
+    /// be closed by itself. A long mapping may stay open.
     fn close_unused(&self, space: &Space, pages: Range<u32>, is_long: bool) -> bool {
         let range = space.address(pages.start)..space.address(pages.end);
         if self.door.leaves_open() { is_long } else { self.door.close_unused(range).is_ok() }
@@ -297,12 +297,12 @@ impl Inner {
                 continue;
             }
             if *is_there && contents == Contents::Pages {
-                // A write takes a page that was given up (MADV_FREE) into use again, and replaces
-                // the kernel's page of zeros by one of the program's.
+                // A write reclaims a page that the program gave up (MADV_FREE), and replaces the
+                // kernel's zero page by a page of the program's.
                 let byte = space.address(page) as *mut u8;
-                // SAFETY: mapped and writable, as the caller says; a byte that is exchanged for
-                // itself stays, even if another thread writes it meanwhile. Adding nothing to
-                // it would be no write at all: compilers leave that out.
+                // SAFETY: mapped and writable, as the caller says. A byte that is exchanged for
+                // itself stays, even if another thread writes it at the same time. Compilers would
+                // drop an addition of zero.
                 let byte = unsafe { AtomicU8::from_ptr(byte) };
                 let value = byte.load(Relaxed);
                 // Another thread has written the byte, which is as good.
@@ -316,8 +316,8 @@ impl Inner {
         pages.start + known as u32
     }
 
-    /// Finds the present pages of a range, and the program's guards. Touches of all other pages
-    /// come to us from now on. Returns the number of pages looked at.
+    /// Finds the present pages of a range, and the program's guards. From now on touches of all
+    /// other pages are faults for us. Returns the number of pages looked at.
     fn find_pages(
         &self,
         at: usize,
@@ -329,7 +329,7 @@ impl Inner {
         guards.fill(false);
         let known = if has_pages {
             let pagemap = self.door.pagemap();
-            // If the kernel does not tell, no guards are known.
+            // If the kernel does not list guards, we know of none.
             let _ = pagemap.have_guards(at, guards);
             pagemap.have_pages(at, there)
         } else {
@@ -339,8 +339,8 @@ impl Inner {
         if let (Ok(known), Contents::ReadOnlyPages) = (&known, contents) {
             drop_zeros(self.door.pagemap(), at, &mut there[..*known], guards);
         }
-        // A page that cannot be asked about is taken to be there. If it is absent, a touch of it
-        // ends the process.
+        // We assume that a page is present if the kernel gives no answer. If it is absent, a touch
+        // of it ends the process.
         let known = known.unwrap_or_else(|_| {
             there.fill(true);
             many
@@ -416,7 +416,7 @@ impl Inner {
         end
     }
 
-    /// Gives a page with a word of its own back; returns the next page.
+    /// Gives a page with its own word back to the program, and returns the next page.
     fn release_page(&self, space: &Space, page: u32) -> u32 {
         if !space.bring_in(page, |word| Some(word.with(Word::USED))) {
             return page + 1;
@@ -453,8 +453,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes all adopted pages of a range `Busy`. Waits for no page while it has others: the thread
-    /// that has the page may wait for memory, and reclaim for a page that is taken here.
+    /// Makes all adopted pages of a range `Busy`. Waits for no page while it has others. The thread
+    /// that has the page may wait for memory, and reclaim may wait for a page that this call has
+    /// taken.
     pub(crate) fn take_all(&self, range: &Range<usize>) -> AllTaken {
         let mut taken = AllTaken::default();
         while let Some((space, page)) = self.take_free(range, &mut taken) {
@@ -464,7 +465,7 @@ impl Inner {
         taken
     }
 
-    /// Takes pages of a range, up to one that another thread has; returns that one.
+    /// Takes pages of a range, up to the first page that another thread has. Returns that page.
     fn take_free(&self, range: &Range<usize>, taken: &mut AllTaken) -> Option<(Arc<Space>, u32)> {
         for (space, pages) in windows(range.clone()) {
             let Some(space) = self.regions().get(&space.id).cloned() else { continue };

@@ -1,9 +1,9 @@
 //! Read-ahead: brings in the pages that a program will touch next while it uses others in order.
 //!
 //! A fault that is about to bring in a whole window asks for the window behind it, and a thread
-//! decodes that window at the same time. If the program gets there first, it waits for the pages
-//! that are being brought in, or brings them in itself. Nothing waits for memory here: without
-//! room, nothing is read ahead.
+//! decodes that window at the same time. If the program touches these pages first, it waits for
+//! those that are being brought in, and brings in the others itself. This thread never waits for
+//! memory: without room it reads nothing ahead.
 
 use crate::core::Inner;
 use crate::core::space::Space;
@@ -26,7 +26,7 @@ impl Inner {
         }
     }
 
-    /// Brings in a window of pages, as far as they are stored.
+    /// Brings in the stored pages of a window.
     fn read_ahead(&self, space: &Space, first: u32) {
         let end = first.saturating_add(BATCH as u32).min(space.pages());
         let mut lane = self.lanes.ahead();
@@ -40,7 +40,7 @@ impl Inner {
             let window = ((end - page) as usize, Way::Up);
             let brought = self.fill_many(&mut lane, space, page, window, (word, 0));
             if brought == 0 {
-                // It is the last one, or there is no buffer for more.
+                // It is the last page, or there is no buffer for more.
                 space.put(page, UNCHANGED, word);
                 break;
             }

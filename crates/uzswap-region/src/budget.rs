@@ -1,6 +1,6 @@
 //! The memory that a pager takes, and may take.
 //!
-//! It is counted in pages: *charged* ones (resident, staged, or kept ready for either) and those of
+//! It is counted in pages: *charged* ones (resident, staged, or reserved for either) and those of
 //! the cache. A page is charged before it is made, so the sum never exceeds the budget. Threads
 //! charge 32 at a time, so that not every fault writes the count.
 
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*, fence};
 use std::time::Duration;
 use uzswap_engine::PAGE_BYTES;
 
-/// How often a thread without room looks whether the budget has grown.
+/// The interval at which a thread without room checks whether the budget has grown.
 const LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) struct Budget {
@@ -23,12 +23,12 @@ pub(crate) struct Budget {
     ahead: AtomicI64,
     /// Rung when reclaim should run.
     bell: Bell,
-    /// Counts the times that pages were given back, for threads that wait for pages.
+    /// Counts each return of charged pages to the budget, for threads that wait for pages.
     returned: AtomicU32,
     waiting: AtomicU32,
     /// No page can be taken out any more.
     exhausted: AtomicBool,
-    /// The pages that were charged when none of them could leave; 0 once one has left.
+    /// The number of charged pages when none of them could leave; 0 after one has left.
     stuck: AtomicI64,
     /// Every request for pages succeeds.
     lifted: AtomicBool,
@@ -128,13 +128,13 @@ impl Budget {
         if some > 0 && self.try_charge(some) { some } else { 0 }
     }
 
-    /// While this is set no thread waits for room, because none makes any.
+    /// While this is set, no thread waits for room, because no thread makes room.
     pub(crate) fn set_lifted(&self, lifted: bool) {
         self.lifted.store(lifted, Relaxed);
         self.changed();
     }
 
-    /// In a suspended process no thread gets pages, and reclaim goes on.
+    /// In a suspended process no thread gets pages, but reclaim continues.
     pub(crate) fn set_suspended(&self, suspended: bool) {
         if self.suspended.swap(suspended, Relaxed) != suspended {
             self.changed();
@@ -145,7 +145,7 @@ impl Budget {
         self.suspended.load(Relaxed)
     }
 
-    /// Charges pages without asking for room: their memory is there already.
+    /// Charges pages without room, because their memory exists already.
     pub(crate) fn charge_anyway(&self, pages: i64) {
         self.charged.fetch_add(pages, Relaxed);
     }
@@ -185,7 +185,7 @@ impl Budget {
         self.stuck.load(Relaxed)
     }
 
-    /// Charges pages, waiting for reclaim where there is no room. `false`: there will be none.
+    /// Charges pages. Without room it waits for reclaim; `false` if there will be no room.
     pub(crate) fn charge(&self, pages: i64) -> bool {
         let mut refused = 0;
         loop {
@@ -202,7 +202,7 @@ impl Budget {
                 }
                 self.exhausted.store(false, Relaxed);
             }
-            // In a suspended process reclaim goes on by itself, and each step would ring again.
+            // In a suspended process reclaim continues by itself, and each step would ring again.
             if !self.is_suspended() {
                 self.ring();
             }
@@ -212,7 +212,7 @@ impl Budget {
         }
     }
 
-    /// Charges a page as [`Self::charge`] does, and waits for as long as the pager is patient.
+    /// Charges a page as [`Self::charge`] does, and waits while the pager is patient.
     pub(crate) fn charge_patiently(&self) -> bool {
         if self.charge(1) {
             return true;
@@ -279,7 +279,7 @@ impl Bell {
 
 /// Waits while a word has a value. Returns early at a signal.
 pub(crate) fn wait(word: &AtomicU32, value: u32) {
-    // Interrupted or changed meanwhile: the caller looks again.
+    // The wait ends by a signal or a change of the word. The caller checks again.
     let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
 }
 

@@ -1,4 +1,4 @@
-//! The options of a pager, and how one is made.
+//! The options of a pager, and its making.
 
 use crate::core::Inner;
 use crate::doors;
@@ -160,7 +160,7 @@ impl PagerBuilder {
         self.memory.clone().unwrap_or(none).bytes("the budget")
     }
 
-    /// The same, with a backing of the caller's own instead of [`Self::backing`].
+    /// Makes the pager with a backing of the caller's own, instead of [`Self::backing`].
     pub fn build_on(self, backing: Box<dyn Backing>) -> Result<Pager, Error> {
         self.build_with(backing, None, None)
     }

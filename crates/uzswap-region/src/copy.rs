@@ -9,8 +9,7 @@
 //! ```
 //! While page-outs are stopped (see [`crate::fork`]) pages only come in. So at the moment of the
 //! fork each page is in its region, or in the file as it was when it left its region. Threads that
-//! use the regions meanwhile are not delayed. The child gets the content of one moment, as with any
-//! memory.
+//! use the regions are not delayed. The child gets the content of one moment, as with any memory.
 //!
 //! The file has no name, so it is removed with the last process that maps it. It is not kept in
 //! memory: the kernel writes it to the disk as it sees fit.
@@ -30,7 +29,7 @@ use uzswap_sys::map::Pagemap;
 use uzswap_sys::process::may_write_to;
 use uzswap_sys::shared;
 
-/// Where the file is.
+/// The folder of the file.
 pub(crate) const FOLDER: &str = "/var/tmp";
 
 /// The most pages that the child writes by one call.
@@ -50,8 +49,8 @@ struct CopiedRegion {
 
 impl Copy {
     /// Writes the pages that are not in the regions of `pagers` to a file, and makes the next
-    /// forked process inherit the rest. `None` without regions. Page-outs are stopped, and no
-    /// region comes or goes.
+    /// forked process inherit the rest. `None` without regions. Page-outs are stopped, and regions
+    /// are neither mapped nor unmapped.
     pub(crate) fn make(pagers: &[Arc<Inner>]) -> io::Result<Option<Self>> {
         let mut parts = Vec::new();
         let mut offset = 0;
@@ -152,8 +151,8 @@ fn is_present(space: &Space, page: u32, pagemap: &Pagemap) -> io::Result<bool> {
     match space.load(page).kind() {
         Kind::Resident => Ok(true),
         Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => Ok(false),
-        // A thread of the parent was bringing it in. Once it was there, other threads may have
-        // written to it.
+        // A thread of the parent was bringing the page in. Other threads may have written to the
+        // page when it was present.
         Kind::Busy => pagemap.has_page(space.address(page)),
     }
 }

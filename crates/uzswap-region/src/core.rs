@@ -1,8 +1,8 @@
 //! The state that all parts of a pager share, and its regions, which know their pager.
 //!
-//! This module knows none of those that change the state: the passes ([`crate::fault`],
-//! [`crate::reclaim`], [`crate::ahead`]), the doors ([`crate::doors`]), and everything that a
-//! program sees ([`crate::pager`], [`crate::region`], [`crate::window`]).
+//! This module uses none of the modules that change the state: the passes ([`crate::fault`],
+//! [`crate::reclaim`], [`crate::ahead`]), the doors ([`crate::doors`]), and the public ones
+//! ([`crate::pager`], [`crate::region`], [`crate::window`]).
 
 pub(crate) mod door;
 pub(crate) mod keys;
@@ -40,8 +40,7 @@ pub(crate) struct Hand {
     pub(crate) order: Order,
 }
 
-/// Pages that come and go in the least budget: two batches for the staging area, and as many that
-/// are in use.
+/// Moving pages in the least budget: two batches for the staging area, and as many pages in use.
 const MOVING: i64 = 4 * BATCH as i64;
 
 /// The state that all parts of a pager share.
@@ -169,7 +168,7 @@ impl Inner {
         }
     }
 
-    /// Fits the memory that the cache keeps ready for further pages to the budget.
+    /// Fits the memory that the cache reserves for further pages to the budget.
     pub(crate) fn keep_ahead(&self) {
         // Two trunks of the index at least: a batch lies in two, most of the time.
         self.cache.keep_ahead(self.budget.bytes().max(32 << 20));

@@ -1,4 +1,4 @@
-//! The errors that a caller is told. A page that cannot be given back ends the process instead (see
+//! The errors that a caller gets. A page that cannot be loaded ends the process instead (see
 //! [`crate::fault`]).
 
 use std::io;
@@ -23,7 +23,7 @@ pub enum Error {
     /// The kernel has larger pages.
     #[error(transparent)]
     Pages(#[from] uzswap_sys::cpu::OtherPages),
-    /// The kernel does not tell which pages there are.
+    /// The kernel does not list the present pages.
     #[error(
         "this process may not read its own /proc/self/pagemap ({source}), as one that has become \
          another user or not dumpable (prctl): start it as the user that it becomes"
@@ -97,7 +97,7 @@ pub enum Error {
     /// The kernel gives no memory or address space.
     #[error("cannot map {bytes} bytes: {source}; raise the limit (ulimit -v) or map less")]
     Map {
-        /// How much was asked for.
+        /// The requested size.
         bytes: usize,
         /// The kernel's error.
         source: io::Error,
@@ -108,9 +108,9 @@ pub enum Error {
          addresses; unmap some or use another pager"
     )]
     Addresses {
-        /// How much was asked for.
+        /// The requested size.
         bytes: usize,
-        /// How much there may be.
+        /// The largest permitted size.
         max: u64,
     },
     /// The address is not the start of a region of this pager.
@@ -125,7 +125,7 @@ pub enum Error {
          bytes; unpin some or raise the budget"
     )]
     Pinned {
-        /// How much was asked for.
+        /// The requested size.
         bytes: usize,
         /// The budget.
         memory: u64,
@@ -144,7 +144,7 @@ pub enum Error {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The calling process is a fork of the one that made the pager.
+    /// The calling process is a fork of the process that made the pager.
     #[error("this process is a fork of the pager's: make a pager of its own, or use spawn")]
     Forked,
 }

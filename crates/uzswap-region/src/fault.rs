@@ -9,8 +9,8 @@
 //! ```
 //! It runs in the thread that faulted, on a stack of ours with all signals blocked, or in a handler
 //! thread. Nothing allocates (except the index's epochs, at a thread's first fault), nothing logs,
-//! and nothing takes a lock that all threads take. A page that cannot be given back ends the
-//! process, with a message: going on would mean wrong bytes.
+//! and nothing takes a lock that all threads take. A page that cannot be loaded ends the process
+//! with a message, because the program would see wrong bytes.
 
 #![expect(
     unsafe_code,
@@ -84,7 +84,7 @@ impl Inner {
                         };
                     }
                 }
-                // The program has unmapped the page meanwhile, or it was released.
+                // The program has unmapped the page, or the page was released.
                 Kind::Untouched if space.is_window() => return,
                 Kind::Untouched | Kind::Staged | Kind::Stored | Kind::Empty => {
                     if space.take(page, word) {
@@ -188,7 +188,7 @@ impl Inner {
             lane.streams.brought(space.id, page, pages, way);
         }
         if is_stream && ahead.is_some() {
-            // The place where the stream goes on after the window ahead.
+            // The page at which the stream continues after the window ahead.
             lane.streams.expect(space.id, way.from(page, 2 * window), pages, way);
         }
     }
@@ -277,9 +277,9 @@ impl Inner {
         }
     }
 
-    /// `GUARDED` if a page that comes in to be read should be guarded: it is on the backing, and
-    /// storing it again, unchanged, would write there. In a fork's parent the guarded page would be
-    /// shared, and could not be moved until it was written.
+    /// `GUARDED` if a page that comes in for a read should be guarded. Such a page is on the
+    /// backing, and storing it again unchanged would write to the backing. In a fork's parent the
+    /// guarded page would be shared, and could not be moved before a write.
     fn guard(&self, space: &Space, page: u32, (word, stale): (Word, u32)) -> u32 {
         let is_read = word.kind() == Kind::Stored && stale == 0;
         let guards =
@@ -321,7 +321,7 @@ impl Inner {
     ) -> usize {
         let window = lane.window(most, |pages| self.budget.try_charge(pages));
         let Some((at, most)) = window else { return 0 };
-        // Each page that is copied in is charged; the lane's credit has the first one.
+        // Each page that is copied in is charged; the lane's credit pays for the first page.
         lane.credit += self.budget.charge_some(most as i64 - lane.credit);
         let most = most.min(lane.credit as usize);
         let is_same = |other: Word| other.kind() == word.kind();
@@ -332,8 +332,8 @@ impl Inner {
         }
         let guard = self.guard(space, page, (word, stale));
         let (start, end) = (space.address(first), space.address(taken.end));
-        // SAFETY: mapped memory of the lane's, which is ours, for that many pages; nobody else
-        // refers to it.
+        // SAFETY: the lane's mapped memory, with room for that many pages. We hold the lane's lock,
+        // so no other reference exists.
         let pages = unsafe { std::slice::from_raw_parts_mut(at as *mut Page, count) };
         if word.kind() == Kind::Stored {
             self.load_many(space, first, pages);
@@ -348,9 +348,8 @@ impl Inner {
             Kind::Stored => (LOADED, is.with(Word::KEPT | stale | guard)),
             _ => (FILLED, is),
         };
-        // No page counts as used again, not even the requested one. If it stayed when the others
-        // are evicted, the next pass in order would find it in between, and windows would be of two
-        // pages.
+        // No page counts as used again, not even the requested one. If that page stayed when the
+        // others are evicted, it would cut the next pass's windows in two.
         taken.for_each(|page| space.put(page, by, is));
         if word.kind() != Kind::Stored {
             lane.count(Count::FaultsUntouched, 1);
@@ -385,8 +384,8 @@ impl Inner {
         }
     }
 
-    /// Copies a page that is not in the region, and leaves it where it is. `false`: it is in the
-    /// region, or was never touched. Pages do not go out meanwhile ([`Self::steady`]).
+    /// Copies a page that is not in the region, and does not bring it in. `false` if it is in the
+    /// region, or was never touched. No page goes out during the call ([`Self::steady`]).
     pub(crate) fn peek(&self, space: &Space, page: u32, to: &mut Page) -> io::Result<bool> {
         loop {
             let word = space.load(page);
@@ -426,9 +425,9 @@ impl Inner {
     }
 }
 
-/// Of a page that we have made `Busy`, makes neighbours `Busy`, too: up to `most` pages in all, in
-/// one direction, as long as `may` allows their words. `seen` gets each word with the distance.
-/// Returns all pages that are ours now.
+/// Makes the neighbours of a page that we have made `Busy` also `Busy`: up to `most` pages in all,
+/// in one direction, while `may` allows their words. `seen` gets each word with the distance.
+/// Returns all pages that we have now.
 fn take_neighbours(
     space: &Space,
     page: u32,
@@ -458,7 +457,7 @@ pub(crate) fn is_busy(error: &io::Error) -> bool {
 /// Writes a line to standard error. Allocates nothing, and cuts a text that is too long.
 pub(crate) fn say(text: fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], len: 0 };
-    // An error of the line means that it was cut. An error of the write leaves nobody to tell.
+    // An error of the line means that it was cut. If the write fails, the message has no reader.
     let _ = writeln!(line, "uzswap: {text}");
     let _ = rustix::io::write(rustix::stdio::stderr(), &line.bytes[..line.len]);
 }

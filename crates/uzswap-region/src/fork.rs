@@ -2,12 +2,12 @@
 //!
 //! A child must not read zeros where its parent has data. With [`OnFork::Absent`] the child
 //! inherits nothing: if it touches a region, it gets SIGSEGV and a message with the reason. With
-//! [`OnFork::PrivateCopy`] it has ordinary memory there ([`crate::copy`]), or the same signal if no
-//! copy could be made. Its copies of our handles do nothing.
+//! [`OnFork::PrivateCopy`] it has ordinary memory in place of regions ([`crate::copy`]), or the
+//! same signal if no copy could be made. The child's copies of our handles do nothing.
 //!
-//! While a fork with copies is under way, pages are not evicted and regions neither come nor go: a
-//! thread that does such things holds [`steady::steady`]. Faults are served, and may exceed the
-//! budget meanwhile: no thread then waits on which the fork may depend.
+//! During a fork with copies, no thread evicts pages, maps or unmaps regions: threads that do so
+//! hold [`steady::steady`]. Threads still serve faults, and may exceed the budget, so that no
+//! thread waits on which the fork may depend.
 
 use crate::copy::{Copy, FOLDER};
 use crate::core::Inner;
@@ -100,7 +100,7 @@ impl ForkLocks {
     }
 }
 
-/// Runs in the child before `fork` returns: allocates nothing, and takes only locks that its thread
+/// Runs in the child before `fork` returns. Allocates nothing, and takes only locks that its thread
 /// holds already.
 extern "C" fn in_child() {
     steady::forked();
@@ -116,7 +116,7 @@ extern "C" fn in_child() {
         Err(error) => Err(number(error)),
     };
     WHY.store(placed.err().unwrap_or(0), Relaxed);
-    // The pagers are the parent's: nothing of them is dropped here.
+    // The pagers are the parent's. The child drops none of their parts.
     mem::forget((pagers, copy));
     drop((steady, copied));
 }

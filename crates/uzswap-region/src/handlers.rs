@@ -22,9 +22,9 @@ impl Handlers {
         &self.turns[self.begun.fetch_add(1, Relaxed) % HANDLERS_MAX]
     }
 
-    /// Waits until all faults that handler threads are serving now are done. A thread that waits
-    /// for a page may go on before its own message is served, because another thread has brought
-    /// the page in. It may then unmap the region.
+    /// Waits until handler threads have served their present faults. A thread that waits for a page
+    /// may continue before a handler serves its message, because another thread has brought the
+    /// page in. It may then unmap the region.
     pub(crate) fn wait(&self) {
         fence(SeqCst);
         for Turns(turns) in self.turns.iter().map(|turns| &**turns) {

@@ -1,8 +1,8 @@
-//! A fork of a process with windows: the child goes on with a copy of everything.
+//! A fork of a process with windows: the child continues with a copy of everything.
 //!
-//! Locks that other threads hold at that moment would be held for ever in the child. So
-//! [`Pager::before_fork`] waits until no page goes out and none comes in. Then the child makes its
-//! copy of the pager its own. If it cannot, it brings all pages to their places, and has no pager.
+//! A lock that another thread holds at the fork would stay locked in the child for ever. So
+//! [`Pager::before_fork`] waits until no page moves out or in. Then the child makes its copy of the
+//! pager its own. If it cannot, it brings all pages in, and has no pager.
 
 #![expect(
     unsafe_code,
@@ -34,8 +34,8 @@ use uzswap_trace::Log;
 const DESCRIPTORS: u64 = 1024;
 
 impl Pager {
-    /// Called in a forked child, after [`BeforeFork::in_child`], as soon as the C library is whole:
-    /// from a handler of `pthread_atfork` that was set after this pager was made.
+    /// Called in a forked child, after [`BeforeFork::in_child`], as soon as the C library can be
+    /// used: from a handler of `pthread_atfork` that was set after this pager was made.
     pub fn after_fork(&self) -> io::Result<()> {
         self.inner().adopt_process();
         self.restart_threads()?;
@@ -43,8 +43,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Waits until no page goes out or comes in, and keeps it so. Errors: the child cannot have a
-    /// file of its own; then all goes on.
+    /// Waits until no page moves out or in, and prevents such moves. Fails if the child cannot have
+    /// a file of its own; the pager then works as before.
     pub fn before_fork(&self) -> io::Result<BeforeFork> {
         let pager = self.clone();
         let blocked = Blocked::all();
@@ -93,7 +93,7 @@ impl std::fmt::Debug for BeforeFork {
 }
 
 impl BeforeFork {
-    /// Makes parent and child write apart from now on.
+    /// Makes parent and child write to different files from now on.
     fn part_backing(&mut self, parts: &'static Inner) -> io::Result<()> {
         // First the store, whose thread reads and writes the local backing.
         self.store = parts.tiers.as_ref().map(Tiers::before_fork);
@@ -119,13 +119,12 @@ impl BeforeFork {
         drop((lanes, regions, steady, backing, store, limits));
     }
 
-    /// In the child: makes the pager its own, with descriptors of its own. The pager has threads
-    /// again after [`Pager::after_fork`]. A child may not get those descriptors: `/proc` is closed
-    /// to it, or a filter forbids userfaultfd. Then all pages are brought to their places and are
-    /// the program's own, and the reason is returned. Safe as soon as the kernel has made the
-    /// child.
+    /// Makes the pager the child's own, with descriptors of its own. The pager has threads again
+    /// after [`Pager::after_fork`]. If the child cannot get those descriptors, because `/proc` is
+    /// closed to it or a filter forbids userfaultfd, this brings all pages in, gives them to the
+    /// program, and returns the reason. May be called as soon as the kernel has made the child.
     ///
-    /// Errors: a page that is out cannot be brought in; the child must not go on.
+    /// Fails if an absent page cannot be brought in. The child must not continue then.
     pub fn in_child(mut self) -> io::Result<Option<io::Error>> {
         let inner = self.pager.inner().clone();
         steady::forked_by_call();
@@ -146,7 +145,8 @@ impl BeforeFork {
         if renewed.is_ok() {
             spaces.iter().try_for_each(|space| inner.inherit_space(space))?;
         }
-        // A thread without room gets memory all the same, until there are threads that make room.
+        // Until the pager has threads that make room, a thread without room gets memory beyond the
+        // budget.
         self.end();
         if renewed.is_err() {
             spaces.iter().try_for_each(|space| inner.restore_space(space))?;
@@ -184,8 +184,8 @@ impl Inner {
         })
     }
 
-    /// In the child: gives up the pages of a run that it has not inherited (`MADV_DONTFORK`), since
-    /// nothing is mapped there. Returns the others.
+    /// Gives up the pages of a run that the child has not inherited (`MADV_DONTFORK`), since they
+    /// are not mapped. Returns the others.
     fn inherited_parts(&self, space: &Space, run: Range<u32>) -> Vec<Range<u32>> {
         let is_mapped = |pages: &Range<u32>| {
             map::is_mapped(space.address(pages.start)..space.address(pages.end))
@@ -209,8 +209,8 @@ impl Inner {
         parts
     }
 
-    /// Gives up the pages of a word. Pages that share one are zeros: the mapped ones are the
-    /// program's own from now on.
+    /// Gives up the pages of a word. Pages that share a word are zeros; the mapped ones belong to
+    /// the program from now on.
     fn forget_uninherited(&self, space: &Space, page: u32) {
         let found = space.words.find(page);
         let mut was = found.word;
@@ -226,8 +226,8 @@ impl Inner {
         space.end_busy(&found, GONE, Word::UNTOUCHED);
     }
 
-    /// In a child that cannot have a door of its own: writes each page that is out to its place.
-    /// All memory is the program's own from then on.
+    /// Writes each absent page to its place, in a child that cannot have a door of its own.
+    /// Afterwards all memory belongs to the program.
     fn restore_space(&self, space: &Space) -> io::Result<()> {
         adopted_runs(space).for_each(|run| drop(self.inherited_parts(space, run)));
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
@@ -237,9 +237,9 @@ impl Inner {
             at = found.end().min(space.pages());
             if found.is_shared() {
                 if found.word.kind() != Kind::Untouched {
-                    // None of them was used.
+                    // No page of the word was used.
                     let _ = self.door.let_zeros_in(space.address(page)..space.address(at), true);
-                    // There is one thread: nobody changes it meanwhile.
+                    // The process has one thread, so the word cannot change.
                     if found.word.kind() == Kind::Busy || found.take() {
                         space.end_busy(&found, RELEASED, Word::UNTOUCHED);
                     }
@@ -285,7 +285,7 @@ impl Inner {
         Ok(self.whereabouts_by(space, page, is_there))
     }
 
-    /// The same; `is_there`: the page is in its place.
+    /// The same for a page that is present if `is_there`.
     fn whereabouts_by(&self, space: &Space, page: u32, is_there: bool) -> Word {
         let is_stored = space.key_if_any(page).is_some_and(|key| self.cache.has(key));
         if is_there {

@@ -1,8 +1,8 @@
 //! File I/O with memory that may be paged out, in any mode.
 //!
-//! In the in-thread mode the kernel cannot fetch a page: a system call that is given memory which
-//! is paged out answers EFAULT. These functions copy through a buffer of their own: the copy runs
-//! in the thread, whose faults are served. The copy costs some 0.1 ns a byte.
+//! In the in-thread mode the kernel cannot bring a page in: a system call on absent memory returns
+//! EFAULT. These functions copy through a buffer of their own. The thread makes that copy, so its
+//! faults are served. The copy costs some 0.1 ns a byte.
 
 use rustix::fd::AsFd;
 use std::io;

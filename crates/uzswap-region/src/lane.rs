@@ -41,11 +41,11 @@ const LOADED_MAX: usize = 2 * BATCH;
 pub(crate) struct Lane {
     /// A single page is decoded into it.
     pub(crate) page: Box<Page>,
-    /// Pages charged and not yet made.
+    /// The number of pages that are charged but not made yet.
     pub(crate) credit: i64,
     pub(crate) streams: Streams,
-    /// The first pages, with their regions, that came from the cache since reclaim last looked. The
-    /// cache still has copies of them.
+    /// The first pages, with their regions, that came from the cache since reclaim last checked.
+    /// The cache still has their copies.
     loaded: Vec<(u32, u32)>,
     /// A window of pages is decoded into it: addresses for a batch.
     window: Option<Mapping>,
@@ -145,7 +145,7 @@ impl Lanes {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lane of this CPU, or a free one if another thread was preempted while it had this one.
+    /// The lane of this CPU, or a free lane if a preempted thread holds this CPU's.
     pub(crate) fn here(&self) -> MutexGuard<'_, Lane> {
         let here = cpu::current() % self.lanes.len();
         for step in 0..self.lanes.len() {

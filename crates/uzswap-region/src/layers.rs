@@ -1,8 +1,8 @@
 //! The backing of a pager whose process may be forked: files without a name, in layers.
 //!
-//! A child goes on with its parent's index, which says where on the backing pages are. So the file
-//! that the parent wrote until then becomes a *layer*: both read it, and neither writes to it
-//! again. Each writes to a file of its own from then on, the *top*.
+//! A child keeps its parent's index, which has each page's place on the backing. So the file that
+//! the parent has written becomes a *layer*: both processes read it, and neither writes to it
+//! again. From then on each writes to a file of its own, the *top*.
 //!
 //! ```text
 //! before the fork    after it, in the parent    in the child
@@ -11,8 +11,8 @@
 //! ```
 //! For each granule of the backing, a byte says which file has it. A fork costs a new file, however
 //! much was written. If the parent has written little, the child gets a copy of that instead, so
-//! that a process which forks often does not end up with many layers. If there is no number left
-//! for another layer, the smallest ones are copied into one.
+//! that many forks do not make many layers. If no number is left for a layer, the smallest layers
+//! are copied into one.
 //!
 //! A layer takes its space on the disk until neither process needs a granule of it, or both have
 //! ended.
@@ -41,7 +41,7 @@ use uzswap_sys::{process, shared};
 
 /// The most files: the top, and the layers below it.
 const FILES: usize = 6;
-/// A child gets a copy of a top with at most so many granules, 1 MiB.
+/// A child gets a copy of a top with at most this many granules (1 MiB).
 const COPIED: u64 = 256;
 /// Bytes of a granule. A write begins at a granule. If it ends within one, the rest of that granule
 /// is not read before it is written.
@@ -56,10 +56,10 @@ struct Inner {
     /// A number whose file is not in use refers to `empty`.
     files: [FileBacking; FILES],
     empty: File,
-    /// The number of the top. It changes when nobody reads or writes.
+    /// The number of the top. It changes only while no thread reads or writes.
     top: AtomicUsize,
     granules: Granules,
-    /// How many granules each file has.
+    /// The number of granules of each file.
     counts: [AtomicU64; FILES],
 }
 
@@ -126,7 +126,7 @@ impl Layers {
         Ok(ForChild { file, written: Vec::new() })
     }
 
-    /// In the child: that file is its top from now on.
+    /// Makes that file the child's top.
     pub(crate) fn in_child(&self, own: &ForChild) -> io::Result<()> {
         let inner = &*self.0;
         let top = inner.top.load(Relaxed);
@@ -145,8 +145,8 @@ impl ForChild {
 }
 
 impl Inner {
-    /// A new file. The folder may be out of reach by now (`chroot`, Landlock): then the file is in
-    /// memory, beside the budget, since the program's fork must not fail for it.
+    /// A new file. If the folder is out of reach by now (`chroot`, Landlock), the file is in
+    /// memory, beside the budget, so that the program's fork does not fail.
     fn open(&self) -> io::Result<File> {
         let bytes = self.files[0].bytes();
         open(&self.folder, bytes).or_else(|error| match Errno::from_io_error(&error) {
@@ -218,7 +218,7 @@ impl Inner {
         runs
     }
 
-    /// Notes which file has some granules; `None`: nobody reads them.
+    /// Notes which file has the granules of a range; `None` if no process reads them.
     fn set(&self, range: Range<u64>, to: Option<usize>) {
         for granule in range {
             let before = self.granules.set(granule, to);
@@ -233,7 +233,7 @@ impl Inner {
         &self.files[self.granules.get(granule).unwrap_or(self.top.load(Relaxed))]
     }
 
-    /// Notes that the top has a range from now on, and returns the top.
+    /// Notes that the top has a range, and returns the top.
     fn top_for(&self, offset: u64, bytes: usize) -> &FileBacking {
         let top = self.top.load(Relaxed);
         self.set(granules(offset, bytes), Some(top));
@@ -257,7 +257,7 @@ impl Granules {
     fn byte(&self, granule: u64) -> &AtomicU8 {
         assert!(granule < self.count);
         // SAFETY: inside the mapping, which lives as long as `self`; bytes are only ever accessed
-        // as atomics; zeros are a value.
+        // as atomics; zero is a valid value.
         unsafe { &*self.memory.as_ptr().cast::<AtomicU8>().add(granule as usize) }
     }
 
@@ -272,7 +272,7 @@ impl Granules {
     }
 }
 
-/// The granules of a range, the last one even if only a part of it.
+/// The granules of a range, including a partial last one.
 fn granules(offset: u64, bytes: usize) -> Range<u64> {
     offset / GRANULE..(offset + bytes as u64).div_ceil(GRANULE)
 }
@@ -440,7 +440,7 @@ mod tests {
             }
         }
 
-        /// Reads all that was written, as records are: across granules, and not aligned.
+        /// Reads all that was written as records are read: across granules, and not aligned.
         fn check(&self) {
             let mut found = vec![0; 3 * GRANULE as usize];
             for (at, three) in self.expected.windows(3).enumerate() {
@@ -518,7 +518,7 @@ mod tests {
         let mut process = Process::new(folder.path(), 1);
         process.depth = 3;
         for _ in 0..40 {
-            // Too much for a copy.
+            // More than fits a copy, so each fork makes a layer.
             (0..6).for_each(|_| process.write());
             process.fork();
         }

@@ -11,9 +11,9 @@
 //! # Ok::<(), uzswap_region::Error>(())
 //! ```
 //! A [`Pager`] has a budget; its regions take as much memory as that allows. The rest of their
-//! pages is kept compressed in the engine's cache, or on its backing. This needs neither root, nor
-//! a swap device, nor a setting of the host: the thread that meets a fault serves it through
-//! userfaultfd ([`Mode`]).
+//! pages is kept compressed in the engine's cache, or on its backing. This needs no root, swap
+//! device, or setting of the host: the thread that faults serves the fault through userfaultfd
+//! ([`Mode`]).
 //!
 //! Read it in the order of the modules: a page's word and its states, how faults are served, how
 //! pages are taken out.

@@ -56,8 +56,8 @@ impl Pager {
         self.inner().budget.bytes()
     }
 
-    /// The least budget with which threads can go on, bytes. It has the empty cache, a section of
-    /// its pool, the pages that cannot leave at present, and a few that come and go.
+    /// The least budget with which threads make progress, in bytes. It has the empty cache, a
+    /// section of its pool, the pages that cannot leave at present, and a few moving pages.
     pub fn least_memory(&self) -> u64 {
         self.inner().least_bytes()
     }
@@ -88,16 +88,17 @@ impl Pager {
         &self.handle.inner
     }
 
-    /// Does `work` without any thread of the pager's. Faults are served meanwhile, and a thread
-    /// that finds no room evicts pages itself.
+    /// Does `work` without any thread of the pager's. Threads of the program still serve their
+    /// faults, and evict pages themselves if they find no room.
     pub fn without_threads<R>(&self, work: impl FnOnce() -> R) -> std::io::Result<R> {
         self.handle.stop();
         let result = work();
         self.handle.start(1).map(|()| result)
     }
 
-    /// Opens all descriptors again, under the same numbers: the program has closed some. No page is
-    /// adopted yet, and no thread of the program runs. Errors: one of them cannot be opened.
+    /// Opens all descriptors again, under the same numbers, because the program has closed some. No
+    /// page is adopted yet, and no thread of the program runs. Fails if a descriptor cannot be
+    /// opened.
     pub fn renew_descriptors(&self) -> std::io::Result<()> {
         let inner = self.inner();
         if inner.tiers.is_some() {
@@ -114,7 +115,7 @@ impl Pager {
         self.handle.stop();
     }
 
-    /// In a fork, which has none of its parent's threads.
+    /// Starts the threads again in a fork, which has none of its parent's threads.
     pub(crate) fn restart_threads(&self) -> std::io::Result<()> {
         self.handle.restart()
     }

@@ -33,9 +33,9 @@ impl Pager {
         pinned
     }
 
-    /// Pins the page at an address like [`Self::pin`], but waits for no room: without any the
-    /// budget is exceeded, which [`Self::make_room`] avoids. For a thread that others wait for.
-    /// False if the page is not adopted. `None`: another thread has it at this moment.
+    /// Pins the page at an address like [`Self::pin`], but does not wait for room. Without room it
+    /// exceeds the budget, which [`Self::make_room`] avoids. For a thread that others wait for.
+    /// False if the page is not adopted; `None` if another thread has it at this moment.
     pub fn pin_now(&self, address: usize) -> Option<bool> {
         let Some((space, page)) = find(address) else { return Some(false) };
         loop {
@@ -81,9 +81,9 @@ impl Pager {
         has_room()
     }
 
-    /// Pins a range, if all of it is adopted and there. If none of it is adopted, pins nothing, and
-    /// returns no page. `None` if only parts are. Unlike [`Self::pin`] it calls nothing of the C
-    /// library and uses no vector registers but those of any x86-64.
+    /// Pins a range, if all of it is adopted and present. If none of it is adopted, pins nothing,
+    /// and returns no page. `None` if only parts are. Unlike [`Self::pin`] it does not call the C
+    /// library, and uses only the vector registers that any x86-64 has.
     pub fn pin_present(range: Range<usize>) -> Option<Range<usize>> {
         let start = range.start / PAGE_BYTES * PAGE_BYTES;
         let mut pinned = start..start;
@@ -120,7 +120,7 @@ impl Pager {
 }
 
 impl Space {
-    /// Brings a page in and changes its word while it is there; `false` if it is not adopted.
+    /// Brings a page in and changes its word while it is present; `false` if it is not adopted.
     pub(crate) fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
         loop {
             let word = self.load(page);

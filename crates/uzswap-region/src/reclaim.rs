@@ -5,13 +5,13 @@
 //! 64 victims → moved to a batch of the staging area → … touched meanwhile? → moved back
 //! the oldest batch → stored in the cache → the memory of its frames given back
 //! ```
-//! A page that is staged and touched again comes back without a codec and counts as used. A page
-//! whose copy in the cache is still the same is not compressed again: the page was guarded, or the
-//! cache compares.
+//! A staged page that is touched again comes back without a codec and counts as used. A page that
+//! still equals its copy in the cache is not compressed again: the page was guarded, or the cache
+//! compares them.
 //!
-//! Between the move and the store nothing can be lost: the page is in its frame, and its word says
-//! so. `EBUSY` from a move means that something else refers to the page, such as a device that is
-//! still transferring. The page stays. If a page is absent, other code has taken it away, and the
+//! Between the move and the store no page can be lost: the page is in its frame, and its word says
+//! that. `EBUSY` from a move means that the kernel holds another reference to the page, such as for
+//! a device transfer. The page stays. If a page is absent, other code has taken it away, and the
 //! process ends.
 
 use crate::core::Inner;
@@ -36,7 +36,7 @@ const IDLE_MAX: usize = 64;
 /// Consecutive batches refused by the cache, after which the cache counts as full.
 const REFUSALS: usize = 4;
 
-/// Batches after which the cache is maintained, if reclaim goes on.
+/// Batches between two maintenances of the cache, in continuous reclaim.
 const MAINTAIN_EVERY: u32 = 64;
 /// The part of the budget that the pool may leave unused before it is compacted.
 const SPARE_PART: u64 = 128;
@@ -58,7 +58,7 @@ impl Inner {
             self.reclaim();
             self.budget.bell().wait();
         }
-        // One thread takes a ring; the next thread must end, too.
+        // A ring wakes one thread. The other threads must end, too.
         self.budget.ring();
     }
 
@@ -82,7 +82,7 @@ impl Inner {
                 if turn > 1 {
                     self.budget.set_moving();
                 }
-                // The cache may have become smaller, and waiting threads were not told.
+                // The cache may have become smaller. Waiting threads must learn of that.
                 return self.budget.changed();
             }
             let is_idle = self.take_out(&mut idle, &mut refused);
@@ -129,10 +129,10 @@ impl Inner {
         is_idle
     }
 
-    /// The work of a thread that finds no room, beside the reclaim threads: on a busy machine it
-    /// gets the CPU before they do. The thread has made a page `Busy` that is neither in the region
-    /// nor staged, and no thread that this one needs waits for that page. `false`: it won nothing,
-    /// and should wait.
+    /// Reclaim by a thread that finds no room, which on a busy machine gets the CPU before the
+    /// reclaim threads do. The thread has made a page `Busy` that is neither in the region nor
+    /// staged. No thread that it needs waits for that page. `false` if it won no room and should
+    /// wait.
     pub(crate) fn reclaim_here(&self) -> bool {
         if self.budget.is_suspended() {
             return false;
@@ -158,7 +158,7 @@ impl Inner {
     /// of the cache's locks.
     fn maintain(&self) {
         let _steady = self.steady();
-        // An error: a new CPU shares the resources of others, and is tried again.
+        // After an error a new CPU shares other CPUs' resources, and the next call tries again.
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
         // `tend` meets its errors again.
         let _ = self.cache.maintain();
@@ -261,7 +261,7 @@ impl Inner {
                         space.put(page, PASSED, left.with_passes(passes));
                     }
                 } else if stays != word {
-                    // If the word changed meanwhile, the page was used.
+                    // If the word has changed, the page was used.
                     space.change(page, PASSED, word, stays);
                 }
                 None
@@ -275,8 +275,8 @@ impl Inner {
         }
     }
 
-    /// Drops the copies of pages that have just come from the cache, if they are not worth their
-    /// room.
+    /// Drops the copies of pages that have just come from the cache, if the copies are not worth
+    /// their room.
     fn drop_copies(&self) {
         let hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let keeps = hand.order.keeps_copies(self.capacity());
@@ -424,7 +424,7 @@ impl Inner {
         store == Store::Stored || self.cache.store_through(key, content) == Store::Stored
     }
 
-    /// Takes the resident pages of a range out now, and stores them. Error: there is no room for
+    /// Takes the resident pages of a range out now, and stores them. Fails if there is no room for
     /// all.
     pub(crate) fn page_out(&self, space: &Arc<Space>, pages: Range<u32>) -> Result<(), Error> {
         let _blocked = Blocked::all();
@@ -477,8 +477,8 @@ impl Inner {
         let _steady = self.steady();
         let mut at = pages.start;
         while let Some(first) = space.next_touched(at).filter(|page| *page < pages.end) {
-            // Neighbours together: one call for up to 64 pages. Only the first page is waited for:
-            // threads that have the others may wait for it.
+            // Neighbours together: one call for up to 64 pages. Waits only for the first page,
+            // since threads that have the others may wait for this one.
             let mut words = vec![space.acquire(first)];
             let free = (first + 1..pages.end).take(BATCH - 1).map_while(|page| {
                 let word = space.load(page);
@@ -499,7 +499,7 @@ impl Inner {
                 let is_resident = was.kind() == Kind::Resident;
                 if is_resident && was.pins() > 0 {
                     let at = space.address(page);
-                    // A pinned page stays; an error would mean that it is there.
+                    // A pinned page stays; an error would mean that the page is present.
                     let _ = self.uffd().zero(at..at + PAGE_BYTES);
                     let held = was.without(Word::KEPT | Word::STALE | Word::GUARDED);
                     space.put(page, DROPPED, held);

@@ -214,7 +214,7 @@ impl Pager {
         Some(RegionRef { space, pager: self.clone() })
     }
 
-    /// How many regions are mapped.
+    /// The number of mapped regions.
     pub fn regions(&self) -> usize {
         self.inner().regions().len()
     }
@@ -255,7 +255,7 @@ impl Inner {
     fn unmap(&self, space: &Space) {
         let _blocked = Blocked::all();
         registry::remove(space);
-        // Nothing is held yet that a handler may wait for.
+        // The caller holds no lock yet that a handler may wait for.
         self.handlers.wait();
         let _steady = self.steady();
         self.regions_mut().remove(&space.id);

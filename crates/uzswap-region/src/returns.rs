@@ -1,8 +1,8 @@
-//! Counts pages that left, and those of them that came back: the observations of the order.
+//! Counts the pages that left and the pages that came back, from which the order learns.
 //!
 //! A page that leaves notes the moment in its word, as a count of pages that left. So a fault knows
-//! how many other pages left meanwhile. The fault counts for its own processor: faults share only
-//! the cache line of the moment, which reclaim writes once for 64 pages.
+//! how many other pages have left since. Each processor has its own counts. Faults share only the
+//! cache line of the moment, which reclaim writes once for 64 pages.
 
 use crate::page::word::{MOMENTS, Word};
 use crossbeam_utils::CachePadded;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_policy::order::{self, LEVELS, Seen};
 use uzswap_sys::cpu;
 
-/// Departures that share a moment: 2^26 pages pass before a moment comes again.
+/// The number of departures that share a moment. A moment recurs after 2^26 departures.
 const MOMENT: u64 = 16;
 
 pub(crate) struct Returns {
@@ -31,8 +31,8 @@ impl Returns {
         }
     }
 
-    /// The word of a page that leaves now, and that had this word in its frame. A page that came
-    /// beside others was not judged, so nothing is learnt of it.
+    /// The word of a page that leaves now, and had the word `was` in its frame. A page that came in
+    /// beside another was not judged, so the order learns nothing from it.
     pub(crate) fn departs(&self, was: Word) -> Word {
         if !was.has(Word::USED) {
             return Word::STORED;

@@ -4,7 +4,7 @@ use crate::error::Error;
 use std::sync::OnceLock;
 use uzswap_sys::cpu;
 
-/// Least budget that everything fits in.
+/// The least budget of a pager.
 const MEMORY_MIN: u64 = 8 << 20;
 
 /// A size in bytes, or as people write it: `512M`, `4G`, `1.5GiB`, in units of 1024.

@@ -6,9 +6,9 @@
 //! A page that is touched while its batch is queued is moved back, without a codec.
 //!
 //! A frame's memory is never used for another page. A page that was moved in is the program's own
-//! page of memory. A pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer to that memory:
-//! the kernel moves the page all the same, and the pipe would deliver later writes to it. Once the
-//! memory is given back, a pipe or socket that refers to it keeps its content.
+//! page of memory. A pipe (`vmsplice`) or a socket (`MSG_ZEROCOPY`) may still refer to that memory.
+//! The kernel nevertheless moves the page, and a reused frame would change the data in the pipe. If
+//! the memory is given back to the kernel instead, the pipe or socket keeps the data.
 //!
 //! The area is registered, as the target of moves must be; no thread of ours touches an absent
 //! frame. Other code may: a program that locks all of its memory (`mlockall`) makes the kernel
@@ -97,7 +97,7 @@ impl Staging {
         self.memory.set_inherited(0, self.memory.len(), true)
     }
 
-    /// In a forked child: serves the frames by a descriptor of its own.
+    /// Opens a descriptor of its own for the frames of a forked child.
     pub(crate) fn renew(&self) -> io::Result<()> {
         let Some(uffd) = &self.uffd else { return Ok(()) };
         uffd.renew()?;
@@ -169,7 +169,7 @@ impl Staging {
         let present = self.batch(number).present();
         if present != 0 {
             let (offset, bytes) = (number as usize * BATCH * PAGE_BYTES, BATCH * PAGE_BYTES);
-            // SAFETY: nobody relies on the content of the frames, as the caller says.
+            // SAFETY: no thread relies on the content of the frames, as the caller says.
             let done = unsafe { self.memory.discard_part(offset, bytes) };
             done.expect("MADV_DONTNEED of our own mapping");
         }
@@ -190,9 +190,8 @@ impl Staging {
         batch.present.fetch_or(1 << (frame % BATCH), Release);
     }
 
-    /// Notes that a page which was in a frame is elsewhere, while the frame's memory is still here.
-    /// The batch of a region that is being unmapped may have other pages by now: then nothing is
-    /// changed.
+    /// Notes that a page has left its frame, whose memory still exists. If its region is being
+    /// unmapped, the batch may have other pages by now, and nothing changes.
     pub(crate) fn disown(&self, frame: usize, page: (u32, u32)) {
         let owner = &self.batches[frame / BATCH].owners[frame % BATCH];
         let _ = owner.compare_exchange(owner_of(page), NOBODY, AcqRel, Relaxed);
@@ -207,16 +206,16 @@ impl Staging {
     #[expect(clippy::mut_from_ref, reason = "only one thread has a batch in hand")]
     pub(crate) fn frames_mut(&self, frame: usize, count: usize) -> &mut [Page] {
         assert!(frame + count <= self.batches.len() * BATCH);
-        // SAFETY: inside the area; the caller has the batch in hand, and nobody looks at a frame
-        // before a word names it.
+        // SAFETY: inside the area; the caller owns the batch, and no thread uses a frame before a
+        // word names it.
         unsafe { std::slice::from_raw_parts_mut(self.address(frame) as *mut Page, count) }
     }
 
     /// The page in a frame: the caller has made its word `Busy`.
     pub(crate) fn page(&self, frame: usize) -> &Page {
         assert!(frame < self.batches.len() * BATCH);
-        // SAFETY: inside the area; the frame is present, as the word said, and nobody else changes
-        // it while the word is `Busy`.
+        // SAFETY: inside the area; the frame is present, as the word said, and no other thread
+        // changes it while the word is `Busy`.
         unsafe { &*(self.address(frame) as *const Page) }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// How many forks away this process is from the first that used a pager.
+/// The number of forks between this process and the first that used a pager.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Locked for writing while this process is forked.
@@ -15,7 +15,7 @@ pub(crate) fn generation() -> u32 {
 }
 
 /// The fork that made this process was counted right after the system call. The handlers of
-/// `pthread_atfork` come later, and the program's before ours may use memory.
+/// `pthread_atfork` run later, and those of the program, which run before ours, may use memory.
 static IS_COUNTED: AtomicBool = AtomicBool::new(false);
 
 /// Handlers are about to run before a fork.
@@ -42,12 +42,13 @@ pub(crate) fn steady() -> RwLockReadGuard<'static, ()> {
     STEADY.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same for a thread that must not wait: `None` while a fork is under way or about to begin.
+/// Like [`steady`], for a thread that must not wait. `None` while a fork is under way or about to
+/// begin.
 pub(crate) fn try_steady() -> Option<RwLockReadGuard<'static, ()>> {
     STEADY.try_read().ok()
 }
 
-/// Waits until no thread holds [`steady`], and keeps all from it.
+/// Waits until no thread holds [`steady`], and keeps all threads from it.
 pub(crate) fn unsteady() -> RwLockWriteGuard<'static, ()> {
     STEADY.write().unwrap_or_else(PoisonError::into_inner)
 }

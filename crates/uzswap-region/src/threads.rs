@@ -22,8 +22,8 @@ thread_local! {
     static IS_PAGERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if the calling thread is one of a pager's own. An allocator that gives out memory of
-/// regions must give it none: it may be the thread that others wait for at a fault.
+/// True if the calling thread is a pager's own. An allocator that gives out memory of regions must
+/// give such a thread none, because other threads may wait for it at a fault.
 pub fn is_pager_thread() -> bool {
     IS_PAGERS.get()
 }
@@ -97,8 +97,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.inner.check_process().is_err() {
-            // The threads and the memory are the parent's; at its addresses there may be other
-            // memory here.
+            // The threads and the memory are the parent's. The child may have other memory at these
+            // addresses.
             mem::forget(self.inner.clone());
             return;
         }
@@ -116,7 +116,7 @@ impl Inner {
                 Ok(Message::Fault(fault)) => {
                     turns.serve(|| fault::serve(fault));
                     let page = fault.address & !(PAGE_BYTES - 1);
-                    // An error would mean that the region has been unmapped meanwhile.
+                    // An error would mean that the region has been unmapped.
                     let _ = self.uffd().wake(page..page + PAGE_BYTES);
                 }
                 Ok(Message::Other) => {}

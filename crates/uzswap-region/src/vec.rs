@@ -102,8 +102,8 @@ impl<T> Deref for RegionVec<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the region has that many bytes, is aligned to more than a page, and holds values:
-        // zeros at first, which are one (`Zeroable`), or values written through `deref_mut`. It is
-        // only changed otherwise by methods that borrow `self` mutably.
+        // zeros at first, which are valid (`Zeroable`), or values written through `deref_mut`. It
+        // is only changed otherwise by methods that borrow `self` mutably.
         unsafe { std::slice::from_raw_parts(self.region.as_ptr().cast().as_ptr(), self.len) }
     }
 }

@@ -56,8 +56,8 @@ impl Change {
 }
 
 impl Pager {
-    /// Takes over memory that the program has: private, anonymous, mapped for reading, of whole
-    /// pages, none of which is adopted. The program may go on using it meanwhile.
+    /// Takes over memory of the program: private, anonymous, mapped for reading, of whole pages,
+    /// none of which is adopted. The program may use the memory during the call.
     ///
     /// # Safety
     /// The range is as said. From now on its pages are unmapped, moved or dropped only inside of
@@ -77,7 +77,7 @@ impl Pager {
         Ok(())
     }
 
-    /// True if any page of a range is adopted.
+    /// True if a page of a range is adopted.
     pub fn has_adopted(&self, range: Range<usize>) -> bool {
         self.first_adopted(range).is_some()
     }
@@ -169,7 +169,7 @@ impl Pager {
             let mut next = space.next_touched(0);
             while let Some(page) = next {
                 // Pages that read as zeros do so for everyone. A thread that is bringing a page in
-                // may end before the page is there.
+                // may end before the page is present.
                 if matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Busy) {
                     space.bring_in(page, |word| Some(word.with(Word::USED)));
                 }
@@ -178,8 +178,8 @@ impl Pager {
         }
     }
 
-    /// Finds the used pages of long mappings that were left open (`doors/guards.rs`): they are
-    /// charged, and may leave from now on.
+    /// Finds the used pages of long mappings that were left open (`doors/guards.rs`), and charges
+    /// them. They may leave from now on.
     pub fn find_used(&self) {
         let inner = self.inner();
         if !inner.door.leaves_open() {
@@ -194,8 +194,8 @@ impl Pager {
         inner.budget.ring();
     }
 
-    /// Gives all adopted memory back to the program, whatever the budget. No memory is adopted
-    /// meanwhile, and the pager has no threads ([`Self::stop_threads`]).
+    /// Gives all adopted memory back to the program, whatever the budget. No thread adopts memory
+    /// during the call, and the pager has no threads ([`Self::stop_threads`]).
     pub fn give_all_back(&self) {
         let inner = self.inner();
         inner.budget.set_lifted(true);
@@ -254,7 +254,7 @@ impl Pager {
             space.put(page, GONE, Word::UNTOUCHED);
         }
         let result = inner.register_moved(&pages, (from.start, to), bytes);
-        // Once registered like its neighbours, the mapping may be joined with them.
+        // When the mapping is registered like its neighbours, the kernel may merge them.
         for range in [to..to + bytes, from.clone()] {
             let _ = map::set_joined(range, true);
         }
@@ -299,8 +299,8 @@ impl Pager {
         self.inner().door.uffd().is_some_and(Uffd::can_move)
     }
 
-    /// Names the program's only thread: no other one looks at a page while that thread brings it
-    /// in. `None`: there are others, or will be in a moment.
+    /// Names the program's only thread, so that no other thread sees a page while that one brings
+    /// it in. `None` if there are other threads, or are about to be.
     pub fn set_only_thread(&self, thread: Option<i32>) {
         self.inner().door.set_only_thread(thread.unwrap_or(0));
     }
@@ -318,7 +318,7 @@ impl Pager {
     }
 
     /// Removes this process's segments from the store, if there is one, because the process ends. A
-    /// page that is needed afterwards may never come in.
+    /// page that a thread needs afterwards may never come in.
     pub fn leave_store(&self) {
         let inner = self.inner();
         if let (Some(tiers), Ok(())) = (&inner.tiers, inner.check_process()) {
@@ -333,7 +333,7 @@ impl Pager {
         pages * PAGE_BYTES as u64 + inner.cache.memory_bytes() as u64
     }
 
-    /// While the process is suspended, threads that need an evicted page wait. Reclaim goes on.
+    /// While the process is suspended, threads that need an evicted page wait. Reclaim continues.
     pub fn set_suspended(&self, is_suspended: bool) {
         self.inner().budget.set_suspended(is_suspended);
     }
@@ -396,7 +396,7 @@ impl Inner {
     /// Ends `Busy` of pages that the program has dropped, given in order.
     fn close_dropped(&self, taken: &[Taken]) {
         let stays = |one: &Taken| {
-            // A system call of the program uses the page, and would fail.
+            // A system call of the program uses the page, and would fail if it were closed.
             let is_pinned = one.was.kind() == Kind::Resident && one.was.pins() > 0;
             is_pinned && self.door.may_be_absent()
         };
@@ -477,7 +477,7 @@ impl Inner {
         window.put(to, CARRIED, is);
     }
 
-    /// The same for a page in the cache: its content gets another key.
+    /// Moves a page that is in the cache: its copy gets another key.
     fn carry_copy(&self, space: &Space, page: u32, (window, to): (&Space, u32)) -> Word {
         let mut content: Box<Page> = Box::new([0; PAGE_BYTES]);
         self.load(space, page, &mut content);

@@ -59,8 +59,8 @@ fn each_touch_of_a_page_that_is_not_there_is_written_down() {
     }
     assert_eq!(touches.len(), pages);
     assert!(touches.values().all(|whats| whats[0] == What::New));
-    // Of 32 MiB at most 8 are there when the second pass begins. The pass brings in the rest one by
-    // one, so its touches are seen, in any order.
+    // At most 8 of the 32 MiB are present when the second pass begins. The pass brings in the other
+    // pages one by one, so its touches are recorded in any order.
     let of = |what| trace.events.iter().filter(move |event| event.what == what);
     assert!(of(What::Back).count() >= pages * 3 / 4, "{}", of(What::Back).count());
     assert!(of(What::New).all(|event| event.is_write && event.site != 0 && event.bytes == 0));
@@ -87,7 +87,7 @@ fn a_trace_that_cannot_be_written_is_an_error_of_the_pager() {
 /// Pages of the program whose faults are compared.
 const PAGES: usize = 12_000;
 
-/// Nine of ten touches go to a fifth of the pages, which lie here and there.
+/// Nine of ten touches go to a fifth of the pages, which are scattered.
 fn touches(count: usize) -> impl Iterator<Item = usize> {
     let mut noise = 88_172_645_463_325_252_u64;
     (0..count).map(move |_| {
@@ -150,9 +150,8 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
         let real = runs[1];
         let simulated = simulate(Policy::ORDER, &steps.all, None, for_pages(memory), 0).faults();
         println!("{memory} bytes: {real} faults, {simulated} simulated");
-        // A trace lacks the touches of pages that were there when it was recorded. Some of these
-        // touches keep a staged page from leaving: the more memory the pager has, the more of them
-        // there are.
+        // A trace lacks touches of pages that were present during the recording. Some of these
+        // touches keep a staged page from leaving. Their number grows with the pager's memory.
         assert!(simulated.abs_diff(real) * 10 <= real * 3, "{real} faults, {simulated} simulated");
         sums = [sums[0] + real, sums[1] + simulated];
     }

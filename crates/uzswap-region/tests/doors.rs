@@ -1,5 +1,5 @@
-//! Adopted memory leaves and comes back by each means, and no byte of it is wrong: with threads,
-//! forks, drops, and system calls.
+//! Adopted memory leaves and comes back by each means without a wrong byte: with threads, forks,
+//! drops, and system calls.
 
 #![expect(
     unsafe_code,
@@ -201,10 +201,10 @@ fn use_pages(
                 own.check(mine, 0);
             }
             _ => {
-                // The kernel writes to a page that is held.
+                // The kernel writes to a pinned page.
                 let start = own.at + mine * PAGE;
                 let held = pager.pin(start..start + PAGE).unwrap();
-                // SAFETY: this thread's own page, held.
+                // SAFETY: this thread's own page, pinned.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, PAGE) };
                 zero.read_at(bytes, 0).unwrap();
                 Pager::unpin(held);
@@ -277,7 +277,7 @@ fn read_what_leaves(means: Means) {
     });
 }
 
-/// However many single pages are in, mappings do not run out, and guards use none.
+/// Mappings do not run out, however many separate pages are present, and guards use no mappings.
 #[test]
 fn every_second_page_of_much_memory_can_be_in() {
     by_each(
@@ -309,7 +309,7 @@ impl Memory {
     fn release(&self, pager: &Pager) {
         let range = self.at..self.at + self.pages * PAGE;
         pager.change(range, Change::Gone, || {
-            // SAFETY: nobody uses it any more.
+            // SAFETY: no thread uses it any more.
             let done = unsafe { libc::munmap(self.at as *mut libc::c_void, self.pages * PAGE) };
             ((), done == 0)
         });
@@ -329,7 +329,7 @@ fn fork_while_threads_touch(means: Means) {
     let pager = pager(means, "14M");
     let memory = Memory::map(THREADS * PAGES);
     memory.adopt(&pager, false);
-    // The version of each page, or the one before.
+    // The version of each page, or its previous version.
     let versions: Vec<_> = (0..memory.pages).map(|_| AtomicU32::new(0)).collect();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -441,7 +441,7 @@ fn reserve(means: Means) {
     let fresh = memory.at + (far_apart(5) + 1000) * PAGE;
     let held = pager.pin(fresh..fresh + 2 * PAGE).unwrap();
     assert_eq!(held.len(), 2 * PAGE);
-    // SAFETY: mapped, held, and used by nothing else.
+    // SAFETY: mapped, pinned, and used by no other code.
     let bytes = unsafe { std::slice::from_raw_parts_mut(fresh as *mut u8, 2 * PAGE) };
     File::open("/dev/zero").unwrap().read_at(bytes, 0).unwrap();
     Pager::unpin(held);
@@ -493,8 +493,8 @@ fn move_part(pager: &Pager, memory: Memory, pages: Range<usize>) {
     for (from, to) in [(home, away), (away, home)] {
         let call = || {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-            // SAFETY: nothing but a mapping of this test is at either place; the old one stays
-            // taken, so that the library's own memory is not mapped there.
+            // SAFETY: both places have only mappings of this test. The old place stays mapped, so
+            // that the library does not map its own memory there.
             let at = unsafe {
                 let at = libc::mremap(from as *mut _, bytes, bytes, flags, to);
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -125,7 +125,7 @@ fn who_goes_on_in_order_is_read_ahead_of() {
         let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
         let mut values: RegionVec<u64> = pager.vec_zeroed(8 * MIB / 8).unwrap();
         values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
-        // The thread that reads ahead may come too late, but not each time.
+        // The thread that reads ahead may be too late, but not each time.
         let is_read_ahead = (0..100).any(|_| {
             values.advise(0..values.len(), Advice::PageOut).unwrap();
             assert!((0..values.len()).all(|i| values[i] == value(i)));
@@ -135,7 +135,7 @@ fn who_goes_on_in_order_is_read_ahead_of() {
     }
 }
 
-/// Pages that came in together are evicted together, so the next time windows are whole again.
+/// Pages that came in together are evicted together, so the next pass has whole windows again.
 #[test]
 fn what_is_read_in_order_again_and_again_comes_in_many_at_a_time() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
@@ -316,7 +316,7 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
                 while !done.load(Relaxed) {
                     // Clears the marks.
                     std::fs::write("/proc/self/clear_refs", "1").unwrap();
-                    // Migrates pages; an error: only root may ask for it.
+                    // Migrates pages. An error means that only root may ask for this.
                     let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
                 }
             });
@@ -362,7 +362,7 @@ fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
             };
             assert_eq!(spliced, (PAGES * 4096) as isize, "{mode}");
             drop(pinned);
-            // All of them leave, and the pages that come in have been others' frames before.
+            // All pages leave, and pages that come in get frames that other pages had.
             for i in (20 * PAGES * 512..values.len()).chain(first..first + PAGES * 512) {
                 assert_eq!(values[i], value(i), "{mode}: element {i}");
             }

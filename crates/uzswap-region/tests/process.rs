@@ -134,7 +134,7 @@ fn touch_beyond_a_file() -> u8 {
 
 extern "C" fn repair(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     CAUGHT.fetch_add(1, SeqCst);
-    // SAFETY: maps a page of memory in place of the one of the file, so that the read goes on.
+    // SAFETY: maps a page of memory in place of the file's page, so that the read can continue.
     unsafe {
         let page = ((*info).si_addr() as usize & !(PAGE - 1)) as *mut libc::c_void;
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -193,7 +193,7 @@ static BEFORE: std::sync::OnceLock<libc::sigaction> = std::sync::OnceLock::new()
 /// Like Python's faulthandler: prints, restores the former handler, and raises the signal again.
 extern "C" fn pass_on(_: i32) {
     eprintln!("passed on");
-    // SAFETY: the action is one that the kernel gave.
+    // SAFETY: the kernel gave this action.
     unsafe {
         libc::sigaction(libc::SIGBUS, BEFORE.get().unwrap(), std::ptr::null_mut());
         libc::raise(libc::SIGBUS);
@@ -218,7 +218,7 @@ fn a_thread_needs_no_stack_for_its_faults() {
     assert_passes("small alternate stack");
 }
 
-/// Most pages are on the backing, and those take the most stack.
+/// Most pages are on the backing. Loading these takes the most stack.
 fn on_a_backing() -> (Pager, RegionVec<u64>) {
     let (backing, _) = TestBacking::new(64 * MIB, 4096);
     let builder = Pager::builder().memory("8M").mode(Mode::InThread).compressor("zstd");
@@ -244,7 +244,7 @@ fn signal_frame() -> usize {
     bytes.next_multiple_of(PAGE)
 }
 
-/// The same, where much of the stack is in use already.
+/// Touches all values while much of the stack is in use already.
 extern "C" fn touch_all_further_down(values: *mut libc::c_void) -> *mut libc::c_void {
     let mut used = [0u8; 6 << 10];
     std::hint::black_box(&mut used);
@@ -277,7 +277,7 @@ extern "C" fn touch_in_a_handler(_: i32) {
     SUM.store(touch_all(VALUES.load(SeqCst) as *mut libc::c_void) as usize, SeqCst);
 }
 
-/// Gives the thread an alternate stack of so many bytes, with a guard page below.
+/// Gives the thread an alternate stack of `size` bytes, with a guard page below.
 fn set_alternate_stack(size: usize) {
     // SAFETY: a new mapping, of which the lower page may not be touched, and which stays.
     unsafe {
@@ -293,7 +293,7 @@ fn set_alternate_stack(size: usize) {
 
 /// A handler of the program's that runs on an alternate stack and touches a region.
 fn small_alternate_stack() {
-    // For the frames of its own signal and of a fault's, and the stack of both handlers.
+    // For the frames of its own signal and of a fault, and the stack of both handlers.
     let size = 2 * signal_frame() + 4096;
     let (_pager, values) = on_a_backing();
     VALUES.store(&raw const values as usize, SeqCst);

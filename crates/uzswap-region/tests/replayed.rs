@@ -8,7 +8,7 @@ use uzswap_policy::replay::{Policy, Step, simulate};
 use uzswap_region::{Mode, Pager, RegionVec, Stats};
 use uzswap_trace::{Steps, Trace};
 
-/// Numbers of a page.
+/// The number of 64-bit numbers in a page.
 const EACH: usize = 512;
 
 /// Traces of `uzswap-trace`, and sizes of memory at which they fault, MiB.
@@ -22,7 +22,7 @@ const RECORDED: [(&str, [u64; 3]); 7] = [
     ("sort", [24, 28, 32]),
 ];
 
-/// The percent by which the simulator may be off for one of them, and on average.
+/// The percentage by which the simulator may be off for one trace, and on average.
 const OFF_MAX: u64 = 25;
 const OFF_MEAN_MAX: u64 = 12;
 /// In 40 MiB the rounds of `numpy` nearly fit, and a few pages make a great difference.
@@ -37,7 +37,7 @@ fn read(name: &str) -> Steps {
     Steps::of(&Trace::from_bytes(&PathBuf::from(path), &bytes[..len]).unwrap())
 }
 
-/// Content that lz4 compresses to so many bytes, and that is never the same.
+/// Unique content that lz4 compresses to `bytes` bytes.
 fn fill(page: &mut [u64], bytes: u16, noise: &mut u64) {
     let mut next = || {
         *noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);

@@ -1,9 +1,9 @@
-//! Eight threads read, write, drop, page out, pin and fork while the budget changes, regions
-//! come and go, the backing fails, and other programs start. Seconds; ten minutes with
-//! `UZSWAP_FULL=1`.
+//! Eight threads read, write, drop, page out, pin and fork while the budget changes, regions are
+//! mapped and unmapped, the backing fails, and other programs start. Takes seconds; ten minutes
+//! with `UZSWAP_FULL=1`.
 //!
-//! Half of the threads have a pager that copies its regions to forks, the others one that does not.
-//! `process.rs` shows the effect of an unreadable backing on a process.
+//! Half of the threads have a pager that copies its regions to forks, the others a pager that does
+//! not. `process.rs` shows the effect of an unreadable backing on a process.
 
 #![expect(
     unsafe_code,
@@ -84,7 +84,7 @@ impl Owned {
         self.versions[page] = version;
     }
 
-    /// A fork has the content from here, or nothing.
+    /// A fork has this content, or nothing.
     fn fork(&self, on_fork: OnFork) {
         // SAFETY: the child looks at data that this thread alone writes, and exits.
         let pid = unsafe { libc::fork() };
@@ -140,8 +140,8 @@ fn pager(mode: Mode, on_fork: OnFork, means: Means) -> (Pager, Arc<Faults>) {
     (pager.build_on(Box::new(backing)).unwrap(), faults)
 }
 
-/// Changes the budget, starts a program, and makes the backing fail for a moment, with memory for
-/// all pages meanwhile.
+/// Changes the budget, starts a program, and makes the backing fail for a moment. During that
+/// moment there is memory for all pages.
 fn meddle(noise: &mut Noise, pager: &Pager, faults: &Faults) {
     let pause = || std::thread::sleep(Duration::from_millis(20));
     pause();

@@ -59,7 +59,7 @@ fn round(copies: u32, reads_when_down: bool) -> Outcome<Round> {
             std::thread::scope(|scope| {
                 let (is_read, is_killed) = (&is_read, &mut false);
                 scope.spawn(move || {
-                    // An error: a write has failed. The next round tries again.
+                    // An error means that a write has failed. The next round tries again.
                     while !is_read.load(Relaxed) {
                         let _ = store(cache, area, PAGES..PAGES + 500);
                     }

@@ -3,7 +3,7 @@
 //! ```text
 //! cargo run -p uzswap-remote --features testing --example latency
 //! ```
-//! It starts its own servers. Pages are read at random, one after the other, and checked. The bare
+//! The example starts its own servers. It reads pages in random order, and checks them. The bare
 //! client and the cache take turns, and read as many bytes of the same values, so that other load
 //! on the machine affects both. A proxy in user space makes the delays, and has a row of its own.
 

@@ -15,7 +15,7 @@ const PORT: u16 = 6379;
 const TTL: Duration = Duration::from_secs(24 * 3600);
 /// How long a read waits for a page that only the store has.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of a client's name.
+/// The maximum length of a client's name, in bytes.
 const CLIENT_MAX: usize = 64;
 
 /// A server to ask first.
@@ -53,7 +53,7 @@ pub struct Address {
     pub user: Option<String>,
     /// The file with the password.
     pub password_file: Option<PathBuf>,
-    /// Most bytes of one cache's segments; `None` for as many as fit.
+    /// The maximum bytes of one cache's segments; `None` for as many as fit.
     pub bytes_max: Option<u64>,
     /// The part of the keys after `uz:`; `None` for the machine's name.
     pub client: Option<String>,

@@ -41,7 +41,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Connects to the first server that answers. Error: none answers, or one refuses.
+    /// Connects to the first server that answers. Fails if no server answers, or one refuses.
     pub fn connect(address: &Address) -> Result<Self, ConnectError> {
         let secrets = Secrets::of(address)?;
         let wrong = |reason: String| ConnectError::store(address, reason);
@@ -163,7 +163,7 @@ impl Admin {
     }
 }
 
-/// Client, epoch and the rest of one of our keys.
+/// The client, the epoch and the rest of a key of ours.
 fn parts(key: &str) -> Option<(&str, &str, &str)> {
     let (client, rest) = key.strip_prefix("uz:")?.split_once(':')?;
     let (epoch, end) = rest.split_once(':')?;

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Lines for reads: for each server, and at least. Each serves one thread at a time.
+/// The number of lines for reads: for each server, and the minimum. A line serves one thread at a
+/// time.
 const READERS_EACH: usize = 2;
 const READERS_MIN: usize = 4;
 /// The pause between attempts to open the lines of a server.
@@ -25,8 +26,8 @@ const RETRY: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_secs(10);
 
 impl Store {
-    /// Connects, and tries each command that will be needed. Error: the reason why the store cannot
-    /// be used, and the remedy.
+    /// Connects, and tries each command that will be needed. The error has the reason why the store
+    /// cannot be used, and the remedy.
     pub(crate) fn connect(address: &Address) -> Result<(Self, Limits), ConnectError> {
         let own = |source| ConnectError::Own { address: address.to_string(), source };
         let wrong = |reason: String| ConnectError::store(address, reason);
@@ -37,7 +38,7 @@ impl Store {
         let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
         let epoch = random().map_err(own)?;
         let store = Self::closed(address, epoch, servers * READERS_EACH).map_err(own)?;
-        // An error: the store has secrets already, which cannot be here.
+        // It would fail only if the store had secrets already.
         let _ = store.secrets.set(secrets);
         let mut keeper = lock(&store.keeper);
         keeper.seeds = seeds;
@@ -49,16 +50,16 @@ impl Store {
         Ok((store, limits))
     }
 
-    /// Goes on with the keys of a process that has ended, which had this number of lines for reads.
-    /// A store that is gone, full or unfit is no error, since it may have the only copy of a page.
-    /// [`Store::tend`] tries again. Error: no descriptor.
+    /// Continues with the keys of a process that has ended, which had this number of lines for
+    /// reads. A store that is gone, full or unfit is no error, since it may have the only copy of a
+    /// page: [`Store::tend`] tries again. Fails without a free descriptor.
     pub(crate) fn resume(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
         let store = Self::closed(address, epoch, readers)?;
         store.tend(&mut lock(&store.keeper));
         Ok(store)
     }
 
-    /// A store whose lines are all closed. Error: no descriptor.
+    /// A store whose lines are all closed. Fails without a free descriptor.
     fn closed(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
         let reader = |_| {
             Ok::<_, io::Error>(Reader {
@@ -165,7 +166,7 @@ impl Store {
         }
         self.map.set(primaries, number);
         while keeper.writers.len() < keeper.known.len() {
-            // An error: no descriptor. The server cannot be written to.
+            // Without a free descriptor, the server cannot be written to.
             let Ok(line) = Line::new() else { break };
             keeper.writers.push(line);
         }
@@ -205,7 +206,7 @@ impl Store {
         self.is_up.store(is_primary_up, Relaxed);
     }
 
-    /// Checks the policy and the memory of the servers. Error: the reason and the remedy.
+    /// Checks the policy and the memory of the servers. The error has the reason and the remedy.
     fn look(&self, keeper: &mut Keeper) -> Result<Limits, String> {
         keeper.looked = Some(Instant::now());
         let mut limits = Limits { bytes: Some(0) };
@@ -288,7 +289,7 @@ fn first_answer(
     Ok(Err(reason))
 }
 
-/// The endpoints of all seeds. Error: a name does not resolve.
+/// The endpoints of all seeds. Fails if a name does not resolve.
 fn seeds(address: &Address) -> Result<Vec<Endpoint>, ConnectError> {
     let mut all = Vec::new();
     for seed in &address.seeds {

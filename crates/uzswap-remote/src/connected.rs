@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use uzswap_engine::backing::{Backing, SEGMENT_BYTES};
 
-/// Default of the bytes at a store that has no limit of its own.
+/// The default size at a store that has no limit of its own.
 const BYTES_MAX: u64 = 8 << 30;
-/// Default of the divisor of a store's memory that one cache takes.
+/// By default one cache takes the store's memory divided by this.
 const SHARE: u64 = 2;
 /// A connected store, before its backing is made.
 pub struct Connected {
@@ -24,7 +24,7 @@ pub struct Connected {
 }
 
 impl Connected {
-    /// Connects to a store. Error: the reason why it cannot be used, and the remedy.
+    /// Connects to a store. The error has the reason why the store cannot be used, and the remedy.
     pub fn to(address: &Address) -> Result<Self, ConnectError> {
         let (store, limits) = Store::connect(address)?;
         if let (Some(wanted), Some(there)) = (address.bytes_max, limits.bytes)
@@ -38,9 +38,9 @@ impl Connected {
         Ok(Self { store, limits, table: None, kept: None })
     }
 
-    /// The same, with a table in memory that outlives the process: new, or as the last process has
-    /// left it. In the latter case pages may be at the store alone. So a store that does not answer
-    /// or cannot be used is no error: reads wait for it.
+    /// Connects to a store, with a table in memory that outlives the process: new, or as the last
+    /// process has left it. In the latter case only the store may have a page. So a store that does
+    /// not answer or cannot be used is no error: reads wait for it.
     pub fn with_table(address: &Address, table: OwnedFd) -> Result<Self, ConnectError> {
         let kept = SegmentTable::header(&table);
         let Some(TableHeader { epoch, readers, .. }) = kept else {
@@ -52,7 +52,7 @@ impl Connected {
         Ok(Self { store, limits: Limits { bytes: None }, table: Some(table), kept })
     }
 
-    /// Most bytes at the store, beside a local disk of `local` bytes.
+    /// The maximum bytes at the store, beside a local disk of `local` bytes.
     fn bytes_max(&self, local: u64) -> u64 {
         let address = self.store.address();
         let there = self.limits.bytes.map_or(BYTES_MAX, |bytes| bytes / SHARE);

@@ -55,7 +55,7 @@ impl Tiers {
         Ok(())
     }
 
-    /// In the child: becomes a client of its own, whose segments are all local.
+    /// Makes the child a client of its own, whose segments are all local.
     pub fn in_child(&self, before: BeforeFork<'_>) -> io::Result<()> {
         let inner = &*self.0;
         let BeforeFork { work: _work, mut keeper, mut space, moved } = before;

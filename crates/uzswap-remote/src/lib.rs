@@ -9,9 +9,9 @@
 //! fork         a child has a copy              upkeep    the background thread
 //! admin        the clients of a store
 //! ```
-//! The crate speaks the protocol itself. Client libraries allocate memory for each reply, and a
-//! thread that faults must not need any. And the library that is loaded into other programs stays
-//! small. `docs/design/remote.md` has the promises.
+//! The crate speaks the protocol itself. Client libraries allocate memory for each reply, but a
+//! thread that faults must not need memory. The library that is loaded into other programs also
+//! stays small. `docs/design/remote.md` has the promises.
 
 // In the order in which to read them.
 mod address;

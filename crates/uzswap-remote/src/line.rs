@@ -18,10 +18,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 use uzswap_sys::process;
 
-/// Most bytes of one receive: a page, or some neighbours.
+/// The maximum bytes of one receive: a page, or some neighbours.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// Most bytes of a reply's first line. Error messages are the longest.
+/// The maximum length of a reply's first line, in bytes. Error messages are the longest.
 const LINE_BYTES_MAX: usize = 1024;
 
 /// How long a server may take to accept a connection.
@@ -37,7 +37,7 @@ pub(crate) enum Endpoint {
 /// A command without a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// There is no connection, or it broke, or no reply came in time.
+    /// There is no connection, or it broke, or the reply was late.
     Down,
     /// The server has answered with an error.
     Refused(Refusal),
@@ -67,7 +67,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A closed line. Error: no descriptor.
+    /// A closed line. Fails without a free descriptor.
     pub(crate) fn new() -> io::Result<Self> {
         let (one, _) = UnixStream::pair()?;
         Ok(Self {
@@ -122,13 +122,13 @@ impl Line {
     /// Closes the connection.
     pub(crate) fn close(&mut self) {
         if self.is_open {
-            // An error: the other side has ended it.
+            // An error means that the server has ended the connection.
             let _ = rustix::net::shutdown(&self.descriptor, Shutdown::Both);
         }
         self.forget();
     }
 
-    /// The same in a fork, whose parent keeps using the connection.
+    /// Closes the connection in a fork, whose parent still uses it.
     pub(crate) fn forget(&mut self) {
         (self.is_open, self.start, self.end) = (false, 0, 0);
         self.tls = None;
@@ -357,7 +357,7 @@ mod tests {
                 let mut request = [0; 64];
                 assert!(stream.read(&mut request).unwrap() > 0);
                 for part in answer.chunks(3) {
-                    // An error: the line was closed after an earlier piece.
+                    // An error means that the line was closed after an earlier piece.
                     let _ = stream.write_all(part);
                     thread::yield_now();
                 }

@@ -1,8 +1,8 @@
 //! The servers of a store: which server has a key, and its replicas.
 //!
-//! A thread that reads a page looks here, by atomics. The background thread learns the servers anew
-//! when a server is gone, or says that a key is elsewhere. A server keeps its number as long as we
-//! know it.
+//! A thread that reads a page finds the server here, by atomics. The background thread learns the
+//! servers anew when a server is gone, or answers that a key is elsewhere. A server keeps its
+//! number while we know it.
 
 use crate::address::Seed;
 use crate::line::{Endpoint, Fault, Line, Value};
@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
-/// Most servers of a cluster.
+/// The maximum number of servers of a cluster.
 pub(crate) const NODES_MAX: usize = 64;
 /// Replicas of one server that are read from.
 const REPLICAS_MAX: usize = 2;
@@ -68,7 +68,7 @@ impl Map {
     }
 }
 
-/// The endpoints of a seed. Error: its name does not resolve.
+/// The endpoints of a seed. Fails if its name does not resolve.
 pub(crate) fn places(seed: &Seed) -> std::io::Result<Vec<Endpoint>> {
     Ok(match seed {
         Seed::Unix(path) => vec![Endpoint::Unix(path.clone())],

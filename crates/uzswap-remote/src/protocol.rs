@@ -5,10 +5,10 @@
 
 use std::io::{self, Write};
 
-/// Most bytes of a key: `uz:`, a client, an epoch and a number.
+/// The maximum length of a key in bytes: `uz:`, a client, an epoch and a number.
 pub(crate) const KEY_BYTES_MAX: usize = 128;
 
-/// Most bytes of an encoded command with one key and a few numbers.
+/// The maximum length of an encoded command with one key and a few numbers, in bytes.
 pub(crate) const COMMAND_BYTES_MAX: usize = 320;
 
 /// Writes the start of a command with this number of parts.

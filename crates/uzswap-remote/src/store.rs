@@ -139,7 +139,7 @@ impl Store {
         self.is_up.load(Relaxed)
     }
 
-    /// True if segments may be written there.
+    /// True if segments may be written to the store.
     pub(crate) fn is_fit(&self) -> bool {
         self.is_up() && !self.is_unfit.load(Relaxed)
     }
@@ -266,7 +266,7 @@ impl Store {
         self.each(keeper, numbers, |key| one_command(&[b"UNLINK", key]));
     }
 
-    /// Renews segments; `false` if a server missed some.
+    /// Renews segments; `false` if a server did not renew some.
     pub(crate) fn renew(&self, keeper: &mut Keeper, numbers: &[u64]) -> bool {
         let ttl = Decimal::new(self.address.ttl.as_millis() as u64);
         self.each(keeper, numbers, |key| one_command(&[b"PEXPIRE", key, ttl.bytes()]))
@@ -279,7 +279,7 @@ impl Store {
         let owner = format!("{} {}", machine(), std::process::id());
         let life = Decimal::new(life.as_millis() as u64);
         if let Some(line) = keeper.writers.get_mut(node) {
-            // An error: the next renewal comes soon.
+            // After an error the next renewal tries again soon.
             let _ = line.ask(&[b"SET", key.bytes(), owner.as_bytes(), b"PX", life.bytes()]);
         }
     }
@@ -289,7 +289,7 @@ impl Store {
         let key = self.named(b"lease");
         let node = self.map.owner(slot(key.bytes()));
         if let Some(line) = keeper.writers.get_mut(node) {
-            // An error: the lease expires.
+            // After an error the lease expires by itself.
             let _ = line.ask(&[b"UNLINK", key.bytes()]);
         }
     }
@@ -333,7 +333,8 @@ impl Store {
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
     }
 
-    /// Becomes a client of its own in a fork, with its own connections. Error: no random number.
+    /// Becomes a client of its own in a fork, with its own connections. Fails without a random
+    /// number.
     pub(crate) fn go_on_in_fork(&self, keeper: &mut Keeper) -> io::Result<()> {
         for reader in &self.readers {
             reader.is_open.store(false, Relaxed);

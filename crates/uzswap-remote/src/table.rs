@@ -9,8 +9,8 @@
 //! place on the local disk. Another segment gets the slot only after LOCAL is gone from the word.
 //! So a reader that finds the same word before and after its read has read the right slot.
 //!
-//! The table may be in memory that outlives the process. There, a slot is written before the word
-//! that relies on it, and a word gives its slot up before another segment gets it.
+//! The table may be in memory that outlives the process. Then each slot is written before the word
+//! that relies on it, and a word gives its slot up before another segment gets the slot.
 
 #![expect(
     unsafe_code,
@@ -94,7 +94,7 @@ impl SegmentTable {
     }
 
     /// A table in a file that only this process uses from now on: as the last process has left it,
-    /// or new with this header. Error: no memory.
+    /// or new with this header. Fails without memory.
     pub(crate) fn kept(file: OwnedFd, header: TableHeader) -> io::Result<Self> {
         let TableHeader { epoch, segments, readers } = header;
         let is_new = Self::header(&file).is_none();
@@ -197,7 +197,7 @@ impl SegmentTable {
         self.remote().into_iter().map(|segment| number(self.get(segment))).collect()
     }
 
-    /// A number above all that were used.
+    /// A number above all used ones.
     pub(crate) fn next(&self) -> u64 {
         self.words.iter().map(|word| number(word.load(Relaxed))).max().unwrap_or(0) + 1
     }

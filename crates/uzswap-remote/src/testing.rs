@@ -94,7 +94,7 @@ impl Server {
         line.ask(&parts).ok().map(|value| text(&value))
     }
 
-    /// The same, for a server that replies.
+    /// Sends a command to a server, and returns its reply.
     pub fn ask(&self, parts: &[&str]) -> String {
         self.try_ask(parts).unwrap_or_else(|| panic!("no reply to {parts:?}"))
     }
@@ -128,7 +128,7 @@ impl Server {
         process::kill(self.child.id() as i32, 19).expect("it is ours");
     }
 
-    /// Lets it go on.
+    /// Lets the server continue.
     pub fn resume(&self) {
         process::kill(self.child.id() as i32, 18).expect("it is ours");
     }

@@ -34,7 +34,8 @@ const SHORT_READ: usize = 64 << 10;
 const PROBE: u64 = 64;
 /// The pause between attempts to read a segment that only the store has.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Removed segments that wait to be removed at the store. Further ones expire there.
+/// The maximum number of removed segments that are still to be removed at the store. Further ones
+/// expire there.
 pub(crate) const DEAD_MAX: usize = 1 << 16;
 
 thread_local! {
@@ -63,7 +64,7 @@ impl UpkeepState {
 pub(crate) struct LocalSpace {
     pub(crate) free: Vec<u32>,
     pub(crate) used: usize,
-    /// Most slots to use. A fork may use more.
+    /// The maximum number of slots in use. A fork may use more.
     pub(crate) limit: usize,
 }
 
@@ -242,7 +243,7 @@ impl Inner {
     fn read_remote(&self, segment: usize, old: u64, offset: u64, out: &mut [u8]) -> Got {
         let began = Instant::now();
         let at = (offset % SEGMENT_BYTES as u64) as usize;
-        // Records end before this offset. A read of whole blocks may go beyond.
+        // Records end before the segment's length. A read of whole blocks may extend beyond it.
         let (there, beyond) =
             out.split_at_mut(self.table.length(segment).saturating_sub(at).min(out.len()));
         beyond.fill(0);
@@ -321,7 +322,7 @@ impl Inner {
                     Got::Lost => self.forget_remote(segment, old),
                     Got::Down => {}
                 }
-                // The slot may have been given up meanwhile.
+                // The segment may have given the slot up by now.
                 if self.table.get(segment) & LOCAL == 0 {
                     continue;
                 }
@@ -492,7 +493,7 @@ impl Backing for Tiers {
 }
 
 impl Inner {
-    /// Makes a segment one that is written page by page.
+    /// Makes a segment ready for writes page by page.
     fn begin_pages(&self, segment: usize) -> io::Result<()> {
         let slot = match self.copies {
             0 => segment as u32,

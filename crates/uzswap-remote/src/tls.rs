@@ -25,7 +25,7 @@ pub(crate) struct Secrets {
 }
 
 impl Secrets {
-    /// The secrets for an address. Error: a file cannot be used.
+    /// The secrets for an address. Fails if a file cannot be used.
     pub(crate) fn of(address: &Address) -> Result<Self, ConnectError> {
         let tls = Tls::of(address).map_err(|reason| ConnectError::store(address, reason))?;
         Ok(Self { password: address.password()?, tls })
@@ -39,7 +39,7 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// The settings for an address; `None` without TLS. Error: the reason and the remedy.
+    /// The settings for an address; `None` without TLS. The error has the reason and the remedy.
     pub(crate) fn of(address: &Address) -> Result<Option<Self>, String> {
         if !address.is_tls {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! A page that comes back from a store needs no memory first.
+//! Loading a page from a store allocates no memory.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -9,7 +9,7 @@ use rig::{PAGES, Rig, server};
 use std::time::{Duration, Instant};
 use uzswap_remote::testing::{Harm, Proxy, Server, await_that};
 
-/// Each kind of damage, and true if the client abandons a connection because of it.
+/// Each kind of damage; true if it makes the client abandon a connection.
 const HARMS: [(Harm, bool); 9] = [
     (Harm::Swapped, false),
     (Harm::Replayed, false),

@@ -132,7 +132,7 @@ fn what_only_the_store_has_comes_back_or_is_an_error_on_its_page() {
     server.ask(&["FLUSHALL"]);
     let lost = rig.check(0..PAGES, 0);
     assert!(lost > errors && lost < PAGES as usize, "pages in the pool are there: {lost}");
-    // The cache goes on: it takes new pages, also in place of lost ones.
+    // The cache still works: it takes new pages, also in place of lost ones.
     rig.fill(0..PAGES, 1);
     assert_eq!(rig.check(0..PAGES, 1), 0);
 }
@@ -469,7 +469,7 @@ fn sixteen_processes_share_a_cluster() {
     let is_near = || u64::abs_diff(there(), live) * 10 < live;
     await_that("the store has the live bytes, to a tenth", is_near);
     for process in processes {
-        // wait_with_output closes its standard input, and it ends.
+        // wait_with_output closes the process's standard input, so the process ends.
         let output = process.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
     }

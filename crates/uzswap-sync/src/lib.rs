@@ -1,5 +1,5 @@
-//! Locks, atomics and epochs in one place, so that the model checker can replace them with its own,
-//! and their cost can be counted.
+//! Locks, atomics and epochs. They are in one place so that the model checker can replace them, and
+//! their cost can be counted.
 //!
 //! The engine and the range index share state between threads only by these.
 
@@ -28,7 +28,7 @@ pub fn pin() -> Guard {
     crossbeam_epoch::pin()
 }
 
-/// The same under the model checker. Its threads all run on one thread of the system, so each call
+/// Pins under the model checker. Its threads all run on one thread of the system, so each call
 /// registers a thread of its own with the epochs.
 #[cfg(feature = "shuttle")]
 pub fn pin() -> Guard {

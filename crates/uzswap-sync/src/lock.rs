@@ -24,7 +24,7 @@ impl<T> Mutex<T> {
 #[derive(Debug)]
 pub struct MutexGuard<'a, T> {
     guard: imp::MutexGuard<'a, T>,
-    // Dropped after the guard, so that unlocking counts as holding.
+    // Dropped after the guard, so that the hold time includes unlocking.
     _held: HeldLock,
 }
 

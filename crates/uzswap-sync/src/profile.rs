@@ -33,7 +33,7 @@ mod off {
         pub fn end(self) {}
     }
 
-    /// A held lock, until this is dropped.
+    /// A lock that counts as held until this value is dropped.
     #[derive(Debug)]
     pub struct HeldLock {
         _known: Known,
@@ -175,7 +175,7 @@ mod on {
         }
     }
 
-    /// A held lock, until this is dropped.
+    /// A lock that counts as held until this value is dropped.
     #[derive(Debug)]
     pub struct HeldLock {
         kind: &'static str,

@@ -89,7 +89,7 @@ mod on {
         held_until: u64,
         /// Consecutive waits without any other step.
         waits: u64,
-        /// Turns that the thread gets while the slowest gets one.
+        /// Turns that the thread gets while the slowest thread gets one.
         speed: u64,
         steps: u64,
         /// Steps since its last [`begin`].
@@ -98,7 +98,7 @@ mod on {
         seen: [u64; THREADS_MAX],
     }
 
-    /// Most threads that take turns.
+    /// The maximum number of threads that take turns.
     const THREADS_MAX: usize = 8;
 
     /// Consecutive waits after which all delays end, because the thread waits for a delayed thread.
@@ -125,7 +125,7 @@ mod on {
     /// The first visits to a point that count as seldom. Of later visits, ever fewer do.
     const SELDOM: u64 = 16;
 
-    /// Most steps of a delay.
+    /// The maximum number of steps of a delay.
     const HOLD_MAX: u64 = 1 << 19;
 
     impl State {
@@ -157,7 +157,7 @@ mod on {
             self.threads[own].held_until = self.steps + self.below(longest);
         }
 
-        /// Passes the turn to a thread that can run, maybe the same one; `false` if none can.
+        /// Passes the turn to a thread that can run, perhaps the same thread; `false` if none can.
         fn pass_on(&mut self) -> bool {
             let steps = self.steps;
             let goes_on = |thread: &Thread| thread.runs && !thread.is_blocked;

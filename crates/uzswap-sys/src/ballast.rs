@@ -1,9 +1,9 @@
 //! Unneeded pages, swapped out to take the slots of an area.
 //!
-//! To the kernel a swap area has free slots, or none. If an area cannot take more although slots
-//! are free, it fails each write, and the kernel tries again with another page and slot for an
-//! unlimited time. So this takes the slots: by pages of one repeated word, which the server of the
-//! area stores in next to no memory.
+//! The kernel looks only at an area's free slots. If an area cannot take more pages although it has
+//! free slots, it fails each write, and the kernel tries for ever with other pages and slots. So
+//! this takes the slots, by pages of one repeated word, which the area's server stores in almost no
+//! memory.
 //!
 //! They belong to a file in memory, not to a process: the OOM killer has no process to end for
 //! them.
@@ -55,7 +55,8 @@ impl Ballast {
         Ok(grown)
     }
 
-    /// Makes pages at the end and has them swapped out. `false`: they were not, and are removed.
+    /// Makes pages at the end and has them swapped out. `false` if the kernel did not swap them
+    /// out; then they are removed.
     fn push(&mut self, bytes: usize) -> io::Result<bool> {
         rustix::fs::ftruncate(&self.file, self.bytes + bytes as u64)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
@@ -140,7 +141,7 @@ mod tests {
     #[test]
     fn without_room_it_takes_nothing_and_leaves_nothing() {
         let mut ballast = Ballast::new().unwrap();
-        // This machine may have an area, which then takes all of it.
+        // If this machine has a swap area, it takes all of the ballast.
         let grown = ballast.grow(1 << 20).unwrap();
         assert_eq!((ballast.bytes(), grown % WINDOW_BYTES as u64), (grown, 0));
         ballast.shrink_to(0).unwrap();

@@ -14,12 +14,12 @@ pub enum Version {
     V2,
 }
 
-/// Where the memory controller is.
+/// The hierarchy that has the memory controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchy {
     /// Its interface.
     pub version: Version,
-    /// Where it is mounted.
+    /// Its mount point.
     pub root: PathBuf,
 }
 
@@ -54,8 +54,8 @@ impl Hierarchy {
         Group { version: self.version, path: self.root.clone() }
     }
 
-    /// The group that this process is in; the one at the top where it cannot be seen, as in a
-    /// container that shows groups from its own on.
+    /// The group of this process. It is the top group where this process cannot see its own, as in
+    /// a container that shows only the groups below.
     pub fn own(&self) -> Group {
         self.of("self").unwrap_or_else(|| self.top())
     }
@@ -84,7 +84,7 @@ pub struct Group {
 pub struct Usage {
     /// Bytes in memory now.
     pub current: u64,
-    /// Most bytes in memory at any time; 0 where the kernel does not tell (version 2 before 5.19).
+    /// The peak of bytes in memory; 0 where the kernel does not report it (version 2 before 5.19).
     pub peak: u64,
     /// Bytes swapped out now.
     pub swapped: u64,
@@ -110,7 +110,7 @@ impl Group {
         &self.path
     }
 
-    /// The group with this name in it.
+    /// The child group with this name.
     pub fn child(&self, name: &str) -> Self {
         Self { version: self.version, path: self.path.join(name) }
     }
@@ -148,7 +148,7 @@ impl Group {
         }
     }
 
-    /// Makes a group in it without a controller of its own.
+    /// Makes a child group without a controller.
     pub fn make_plain_child(&self, name: &str) -> io::Result<Self> {
         let child = self.child(name);
         fs::create_dir(&child.path)?;
@@ -174,7 +174,7 @@ impl Group {
         fs::write(self.path.join("memory.high"), bytes.to_string())?;
         let excess = |group: &Self| group.number("memory.current").saturating_sub(most);
         if excess(self) > 0 {
-            // An error: less than that was reclaimed, or the kernel is older than 5.19.
+            // An error means that the kernel reclaimed less, or is older than 5.19.
             let _ = fs::write(self.path.join("memory.reclaim"), excess(self).to_string());
         }
         if excess(self) > 0 {
@@ -191,7 +191,7 @@ impl Group {
 
     /// Disables the kernel's OOM killer for the group, or enables it. While it is disabled,
     /// processes without memory sleep until some is freed or the limit is raised. Version 2 has no
-    /// such switch, so nothing is changed there.
+    /// such switch, so this changes nothing there.
     pub fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()> {
         match self.version {
             Version::V1 => {
@@ -303,7 +303,7 @@ impl Group {
     /// Sends a signal to each of its processes, including those of groups below.
     pub fn signal(&self, signal: i32) {
         for pid in self.processes() {
-            // An error: it has just ended.
+            // An error means that the process has just ended.
             let _ = process::kill(pid, signal);
         }
     }
@@ -316,7 +316,7 @@ impl Group {
         }
     }
 
-    /// The usage of its processes so far; zeros where the kernel does not tell.
+    /// The usage of its processes so far; zeros where the kernel does not report it.
     pub fn usage(&self) -> Usage {
         let v1 = || {
             let current = self.number("memory.usage_in_bytes");
@@ -363,7 +363,7 @@ impl Group {
     }
 }
 
-/// A group's freezer in it.
+/// The name of a group's freezer, a child group.
 const FREEZER: &str = "held";
 
 /// The processes in a group, by its folder.

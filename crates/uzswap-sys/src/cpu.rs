@@ -25,8 +25,8 @@ pub fn current() -> usize {
     }
 }
 
-/// `UZSWAP_TEST_CPUS`, in builds with debug assertions: tests then run as on a machine with so many
-/// processors, and each thread is on all of them in turn.
+/// `UZSWAP_TEST_CPUS`, in builds with debug assertions: tests then run as on a machine with that
+/// many processors, and each thread is on all of them in turn.
 fn pretended() -> Option<usize> {
     static CPUS: LazyLock<Option<usize>> =
         LazyLock::new(|| std::env::var("UZSWAP_TEST_CPUS").ok()?.parse().ok());
@@ -56,7 +56,7 @@ pub struct CpuSet(Box<[u64]>);
 
 impl CpuSet {
     /// The online CPUs that the cpuset and the affinity of the calling thread allow. All possible
-    /// ones where the kernel does not tell.
+    /// CPUs where the kernel does not report them.
     pub fn of_caller() -> Self {
         let possible = possible();
         #[cfg(not(miri))]

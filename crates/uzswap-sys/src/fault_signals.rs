@@ -2,13 +2,13 @@
 //! handler.
 //!
 //! The kernel knows only our handler. The program's handlers, from before or set later, are kept
-//! here. A library that stands before the C library directs `sigaction` to [`set_action`];
-//! [`take_back`] finds handlers that were set without our knowledge.
+//! here. A preloaded library directs `sigaction` to [`set_action`]; [`take_back`] finds handlers
+//! that were set without our knowledge.
 //!
 //! The handler runs on the alternate stack of the thread that faulted if it has one, otherwise on
-//! its own. It takes some hundred bytes there, because faults are served on stacks of ours
-//! ([`crate::stack`]). All signals are blocked meanwhile, so that no other handler runs while the
-//! thread has our locks. `errno` is kept.
+//! its own. It takes some hundred bytes of that stack, because faults are served on stacks of ours
+//! ([`crate::stack`]). All signals are blocked, so that no other handler runs while the thread
+//! holds our locks. `errno` is preserved.
 
 mod handlers;
 mod versioned;
@@ -68,7 +68,7 @@ pub struct Stopped {
     pub arguments: [u64; 6],
     /// Signals that it blocks, from 1 on.
     pub blocked: u64,
-    /// The signal stack that the kernel will know for the thread when it goes on.
+    /// The signal stack that the kernel will have for the thread when it continues.
     pub signal_stack: libc::stack_t,
     /// The value that was sent with the signal (`sigqueue`), if any.
     pub value: Option<usize>,
@@ -77,8 +77,8 @@ pub struct Stopped {
 }
 static STACKS: OnceLock<Stacks> = OnceLock::new();
 
-/// The process of these handlers. A process from `vfork` lives in our memory until it is another
-/// program, and may set its own handlers.
+/// The process of these handlers. A process from `vfork` runs in our memory until it executes
+/// another program, and may set its own handlers.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 #[cfg(target_env = "gnu")]
@@ -95,7 +95,7 @@ fn of_kernel(signal: c_int) -> io::Result<Action> {
     let mut action = MaybeUninit::<Action>::zeroed();
     // SAFETY: with no new action, the present one is written to `action`, which is one.
     match unsafe { real_sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
-        // SAFETY: an action of zeros is valid, and so is the one that the kernel wrote.
+        // SAFETY: an action of zeros is valid, and so is the action that the kernel wrote.
         0 => Ok(unsafe { action.assume_init() }),
         _ => Err(io::Error::last_os_error()),
     }
@@ -140,8 +140,8 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
 /// True once faults are the program's again.
 static ARE_GIVEN_BACK: AtomicBool = AtomicBool::new(false);
 
-/// Makes the kernel begin the program's handlers of faults itself: no fault is ours from now on.
-/// SIGILL stays ours.
+/// Gives the kernel the program's fault handlers back, so that we get no fault from now on. SIGILL
+/// stays ours.
 pub fn give_back() {
     let signals = [libc::SIGBUS, libc::SIGSEGV].map(|signal| (signal, hook_of(signal)));
     ARE_GIVEN_BACK.store(true, Release);
@@ -198,7 +198,7 @@ pub fn clear_action(signal: c_int) {
     let first = hook_of(signal).map(|hook| &hook.handlers.all[0]);
     if first.is_some_and(|first| first.get().sa_sigaction != libc::SIG_IGN) {
         let default = action(libc::SIG_DFL, 0, 0);
-        // SAFETY: an action, and no room for the one before.
+        // SAFETY: a valid action; a null pointer for the old one.
         unsafe { set_action(signal, &default, std::ptr::null_mut()) };
     }
 }
@@ -236,7 +236,7 @@ pub unsafe fn set_handler_once(signal: c_int, function: usize) -> usize {
     }
 }
 
-/// Sets a handler with these flags; returns the one before. `None`: the signal is none of ours.
+/// Sets a handler with these flags, and returns the previous one. `None` if the signal is not ours.
 ///
 /// # Safety
 /// As of `signal`.
@@ -287,14 +287,14 @@ pub fn on_segv(serve: Serve) -> io::Result<()> {
 /// Calls `stay` for each SIGBUS that a process has sent: it may change where the thread continues,
 /// and returns true if it has handled the signal. Once in a process, after [`on_bus`].
 pub fn on_sent(stay: fn(&mut Stopped) -> bool) {
-    // The first one stays.
+    // Only the first call sets it.
     let _ = SENT.set(stay);
 }
 
 /// Calls `resume` for each SIGILL with the address of the instruction: it returns where the thread
 /// continues. Once in a process.
 pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
-    // The first one stays.
+    // Only the first call sets it.
     let _ = ILLEGAL.set(resume);
     hook(libc::SIGILL, &ILL, |_| false)
 }
@@ -302,14 +302,14 @@ pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
 /// Makes `deliver` begin the program's handlers of signals that are not ours, instead of a call in
 /// our handler. Once in a process.
 pub fn deliver_by(deliver: Deliver) {
-    // The first one stays.
+    // Only the first call sets it.
     let _ = DELIVER.set(deliver);
 }
 
 /// Makes `complete` run before a signal of ours ends the process, for which the program has no
 /// handler. Once in a process.
 pub fn before_default(complete: fn()) {
-    // The first one stays.
+    // Only the first call sets it.
     let _ = BEFORE_DEFAULT.set(complete);
 }
 
@@ -339,9 +339,8 @@ impl Blocked {
     pub fn all() -> Self {
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         let mut every = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: both are sets; the second one is filled before it is used. SIGBUS and SIGSEGV
-        // stay: a fault while they are blocked kills, and so does a replaced instruction with
-        // SIGILL.
+        // SAFETY: both are signal sets; the second is filled before its use. SIGBUS, SIGSEGV and
+        // SIGILL stay unblocked: a fault or a replaced instruction would kill the process.
         unsafe {
             libc::sigfillset(every.as_mut_ptr());
             for fault in [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL] {
@@ -365,11 +364,11 @@ impl Drop for Blocked {
 /// The function for [`set_masks_by`].
 static SET_MASK: OnceLock<fn(u64)> = OnceLock::new();
 
-/// Makes a function set masks, which gets the kernel's set. Once in a process. The C library's
-/// function leaves out two signals of its own. Threads of the C library that wait for a timer
-/// (`SIGEV_THREAD`) block one of them, and would not get it any more.
+/// Sets the function that sets masks, which gets the kernel's set. Called once in a process. The C
+/// library's function never blocks two signals of its own. Threads of the C library that wait for a
+/// timer (`SIGEV_THREAD`) have to block one of them.
 pub fn set_masks_by(set: fn(u64)) {
-    // The first one stays.
+    // Only the first call sets it.
     let _ = SET_MASK.set(set);
 }
 
@@ -534,7 +533,7 @@ unsafe fn pass_on(
 /// Calls a handler of the program's as the kernel would have, on the stack of our handler.
 ///
 /// # Safety
-/// It is one of the program's, and the other arguments are those of a handler of `signal`.
+/// The handler is the program's, and the other arguments are those of a handler of `signal`.
 unsafe fn call(
     handler: &Action,
     signal: c_int,

@@ -1,7 +1,8 @@
 //! Suspending processes of a memory group: the freezer of cgroup version 2.
 //!
-//! A frozen process runs no code of its own until it is resumed. Nothing else about it changes: its
-//! parent is not told, and SIGKILL ends it. A child that it was just starting is born frozen.
+//! A frozen process runs no code of its own until it is resumed. Otherwise it is like any process:
+//! its parent gets no signal, and SIGKILL ends it. A child that it was just starting is born
+//! frozen.
 
 use crate::cgroup::{Group, Version, listed, own_path};
 use std::fs;
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 #[derive(Debug)]
 pub struct Freezer {
     path: PathBuf,
-    /// The group that they come from, as a folder and as the kernel names it.
+    /// The group that the processes come from, as a folder and by the kernel's name.
     home: PathBuf,
     home_name: String,
 }
@@ -54,7 +55,7 @@ impl Freezer {
         // After an error they are resumed one by one.
         let _ = fs::write(self.path.join("cgroup.freeze"), "0");
         for pid in self.processes() {
-            // An error: it is gone.
+            // An error means that the process is gone.
             let _ = self.resume(pid);
         }
     }

@@ -27,8 +27,8 @@ pub fn mount_file(connection: &OwnedFd, file: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount("uzswap", file, "fuse", flags, options.as_c_str())?)
 }
 
-/// Makes a descriptor from [`open`] another one of a mounted connection, for another thread: it
-/// takes requests of its own.
+/// Adds a descriptor from [`open`] to a mounted connection, so that another thread can take
+/// requests by it.
 pub fn join(other: &OwnedFd, connection: &OwnedFd) -> io::Result<()> {
     let fd = connection.as_raw_fd() as u32;
     // SAFETY: the request reads one u32, which is passed by a pointer that is valid for the call.

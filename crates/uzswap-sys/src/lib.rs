@@ -1,7 +1,8 @@
 //! The kernel seam: everything uzswap asks of Linux that the standard library does not offer.
 //!
 //! Each module is one interface of the kernel with its error numbers translated, and nothing else:
-//! no policy, no state beyond a file descriptor or a mapping. Most `unsafe` of the project is here.
+//! no policy, no state beyond a file descriptor or a mapping. Most of the project's `unsafe` code
+//! is here.
 
 #![expect(
     unsafe_code,

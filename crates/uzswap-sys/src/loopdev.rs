@@ -63,7 +63,8 @@ fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Detaches a device by path, as soon as it is not open any more. For the device of a dead process.
+/// Has the kernel detach a device, by its path, when it is no longer open. For the device of a dead
+/// process.
 pub fn detach(path: &Path) -> io::Result<()> {
     ioctl(&open(path)?, LOOP_CLR_FD, 0).map(drop)
 }
@@ -75,7 +76,7 @@ pub fn backing_file(path: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(text.trim_end()))
 }
 
-/// Checks that this process may attach one; the error tells why not.
+/// Checks that this process may attach a loop device. The error has the reason if not.
 pub fn check() -> io::Result<()> {
     open(Path::new(CONTROL)).map(drop)
 }

@@ -71,10 +71,10 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// Maps `bytes` (rounded up to pages), at a multiple of `align`, for pages that come and go one
-    /// by one (see [`crate::uffd`]). No page is present. The mapping is left out of processes that
-    /// are forked from now on, and has pages of the common size only. It is not locked, even if the
-    /// program has all of its memory locked from now on (`MCL_FUTURE`).
+    /// Maps `bytes` (rounded up to pages), at a multiple of `align`, for pages that move in and out
+    /// one by one (see [`crate::uffd`]). No page is present. Processes that are forked from now on
+    /// do not get the mapping, and its pages have the common size only. It is not locked, even if
+    /// the program locks all future memory (`MCL_FUTURE`).
     pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let mapping = Self { base: calls::map_for_pages(bytes, align)?, bytes };
@@ -96,7 +96,7 @@ impl Mapping {
         calls::lock(self.base, self.bytes)
     }
 
-    /// Leaves the mapping out of core dumps; forked processes find zeros there.
+    /// Leaves the mapping out of core dumps. Forked processes read zeros from it.
     pub fn keep_private(&self) -> io::Result<()> {
         calls::keep_private(self.base, self.bytes)
     }
@@ -145,19 +145,19 @@ impl Mapping {
         discard()
     }
 
-    /// Leaves the mapping out of processes that are forked from now on, and makes its pages of the
-    /// common size only: moves of single pages (see [`crate::uffd`]) need both.
+    /// Keeps the mapping from processes that are forked from now on, and restricts it to pages of
+    /// the common size. Moves of single pages (see [`crate::uffd`]) need both.
     pub fn keep_apart(&self) -> io::Result<()> {
         calls::keep_apart(self.base, self.bytes)
     }
 
-    /// Decides if processes that are forked from now on have a part.
+    /// Sets whether processes that are forked from now on have a part.
     pub fn set_inherited(&self, offset: usize, bytes: usize, is_inherited: bool) -> io::Result<()> {
         calls::set_inherited(self.part(offset, bytes)?, bytes, is_inherited)
     }
 
-    /// Asks the kernel to swap a range out now, as far as there is swap: whole pages from `offset`
-    /// on. Writes to a device that answers later may be under way when it returns.
+    /// Asks the kernel to swap out whole pages, beginning at `offset`, while there is swap. Writes
+    /// to the swap device may still be under way when this returns.
     ///
     /// Errors: `EINVAL` before Linux 5.4 and for a range that is not of whole pages inside.
     pub fn page_out(&self, offset: usize, bytes: usize) -> io::Result<()> {
@@ -269,8 +269,8 @@ pub fn own() -> Vec<Range<usize>> {
     own.iter().flatten().map(|(start, bytes)| *start..start + bytes).collect()
 }
 
-/// Records the calling thread's stack, of at most so many bytes, as a mapping of ours, together
-/// with the thread's block, which the C library has at its end.
+/// Records the calling thread's stack, of at most `bytes` bytes, as a mapping of ours. That
+/// includes the thread's block, which the C library has at the stack's end.
 pub fn remember_stack(bytes: usize) {
     // More than the C library's description of a thread.
     const BLOCK: usize = 4 << 10;
@@ -336,7 +336,7 @@ pub fn unshare(page: usize) -> io::Result<()> {
 /// Decides if the kernel may join a range of anonymous memory with its neighbours to one mapping.
 /// Errors: the range has holes.
 pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
-    // For anonymous memory the kernel only notes this advice, and does not join mappings that
+    // For anonymous memory the kernel only notes this advice, and does not merge mappings that
     // differ in it.
     let advice = if is_joined { Advice::Normal } else { Advice::Random };
     // SAFETY: changes no contents.
@@ -344,12 +344,12 @@ pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
     Ok(done?)
 }
 
-/// True if the page at an address is in memory; false of one that the kernel has swapped out. Needs
-/// no descriptor.
+/// True if the page at an address is in memory; false if the kernel has swapped it out. Needs no
+/// descriptor.
 pub fn is_in_core(address: usize) -> io::Result<bool> {
     let mut is_there = 0u8;
     let page = address / PAGE_BYTES * PAGE_BYTES;
-    // SAFETY: writes a byte, which is there, for one page.
+    // SAFETY: writes one byte for one page, to a valid place.
     match unsafe { libc::mincore(page as *mut c_void, PAGE_BYTES, &mut is_there) } {
         0 => Ok(is_there & 1 != 0),
         _ => Err(io::Error::last_os_error()),
@@ -377,7 +377,7 @@ pub struct Mapped<'a> {
 }
 
 impl<'a> Mapped<'a> {
-    /// Parses a line; `None` if it is none of the kernel's.
+    /// Parses a line; `None` if the line is not the kernel's.
     pub fn parse(line: &'a str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
@@ -407,7 +407,7 @@ mod tests {
         let (before, behind) = (9 * PAGE..10 * PAGE, 30 * PAGE..31 * PAGE);
         assert_eq!(cut(range.clone(), &[behind, before.clone()]), std::slice::from_ref(&range));
         assert_eq!(cut(range.clone(), &[before.start..range.end, before.clone()]), []);
-        // Two that overlap, and one that has a part of a page at both of its ends.
+        // Two ranges that overlap, and one with partial pages at both ends.
         let kept = [14 * PAGE..20 * PAGE, 12 * PAGE..15 * PAGE, 25 * PAGE - 1..26 * PAGE + 1];
         let parts = [10 * PAGE..12 * PAGE, 20 * PAGE..24 * PAGE, 27 * PAGE..30 * PAGE];
         assert_eq!(cut(range, &kept), parts);

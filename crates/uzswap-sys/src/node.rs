@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 /// The kernel's folder of nodes.
 const FOLDER: &str = "/sys/devices/system/node";
 
-/// Most nodes that are distinguished; memory of further ones is not chosen.
+/// The maximum number of nodes that we distinguish. We choose no memory of further nodes.
 const NODES_MAX: usize = 64;
 
 /// The nodes of a machine. There is always one, number 0.
@@ -76,8 +76,8 @@ impl Nodes {
         self.of_cpu.contains(&node)
     }
 
-    /// Makes the calling thread run on a node's processors, as far as it may use them. Errors:
-    /// there are none.
+    /// Makes the calling thread run on those of a node's processors that it may use. Fails if there
+    /// are none.
     pub fn run_on(&self, node: usize) -> io::Result<()> {
         let allowed = CpuSet::of_caller();
         let mut set = rustix::thread::CpuSet::new();
@@ -86,7 +86,7 @@ impl Nodes {
         Ok(rustix::thread::sched_setaffinity(None, &set)?)
     }
 
-    /// Places pages of a range that are made from now on on a node, while it has memory. `start` is
+    /// Makes the kernel place new pages of a range on a node, while the node has memory. `start` is
     /// page-aligned, and the range is mapped.
     pub fn prefer(&self, start: NonNull<u8>, bytes: usize, node: usize) -> io::Result<()> {
         if !self.is_real {

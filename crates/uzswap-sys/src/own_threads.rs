@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 /// More threads than this are not known as ours.
 const MAX: usize = 256;
 
-/// The process and the thread, each in 32 bits; 0: free. A fork has none of its parent's threads,
-/// so an entry of another process is free as well.
+/// The process and the thread, each in 32 bits; 0 if the entry is free. A fork has none of its
+/// parent's threads, so an entry of another process is free as well.
 static ENTERED: [AtomicU64; MAX] = [const { AtomicU64::new(0) }; MAX];
-/// The block of each, entered after its number and removed before it; 0: not known.
+/// The block of each thread, entered after its number and removed before it; 0 if unknown.
 static BLOCKS: [AtomicUsize; MAX] = [const { AtomicUsize::new(0) }; MAX];
 
 /// The process, and how many threads of ours have been started in it and have not entered yet.
@@ -29,7 +29,7 @@ static COMING: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub struct Coming(());
 
-/// The calling thread is known as one of ours, until this value is dropped.
+/// The calling thread is registered as ours until this value is dropped.
 #[derive(Debug)]
 pub struct Entered(Option<usize>);
 
@@ -101,7 +101,7 @@ pub fn own_block() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// The blocks of our threads in this process, as far as they are known.
+/// The known blocks of our threads in this process.
 pub fn blocks() -> impl Iterator<Item = usize> {
     let entered = ENTERED.iter().zip(&BLOCKS);
     let ours = entered.filter(|(slot, _)| of_own_process(slot.load(SeqCst)).is_some());

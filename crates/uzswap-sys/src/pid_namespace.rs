@@ -2,7 +2,8 @@
 
 use std::os::unix::fs::MetadataExt;
 
-/// The PID namespace of this process, by the number of its file; `None`: `/proc` does not tell.
+/// The PID namespace of this process, by the number of its file; `None` if `/proc` does not show
+/// it.
 pub fn own() -> Option<u32> {
     of("/proc/thread-self")
 }
@@ -19,18 +20,18 @@ pub fn has_foreign_proc() -> bool {
     listed.is_some_and(|listed| listed.as_os_str() != std::process::id().to_string().as_str())
 }
 
-/// A process in another PID namespace than this one.
+/// A process in another PID namespace than this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Elsewhere {
     /// Its namespace.
     pub space: u32,
-    /// Its number there.
+    /// Its number in its own namespace.
     pub number: u32,
-    /// Its number here.
+    /// Its number in our namespace.
     pub seen_as: u32,
 }
 
-/// The processes in other namespaces that are seen from here, and that this user may look at.
+/// The processes in other namespaces that this process sees, and that its user may inspect.
 pub fn others() -> Vec<Elsewhere> {
     let own = own();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();

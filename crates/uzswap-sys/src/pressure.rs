@@ -7,13 +7,13 @@ use std::io;
 pub const MACHINE: &str = "/proc/pressure/memory";
 
 /// The percentage of the last ten seconds in which programs waited: at least one (`some`), or all
-/// at once (`full`). `text` is the content of such a file; `None` if it has no such value.
+/// at the same time (`full`). `text` is the content of such a file; `None` if it has no such value.
 pub fn average(text: &str, kind: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
     line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
-/// The percentage for at least one program of the machine. Errors: a kernel without it.
+/// The percentage for at least one program of the machine. Fails on a kernel without it.
 pub fn of_machine() -> io::Result<f64> {
     average(&std::fs::read_to_string(MACHINE)?, "some")
         .ok_or_else(|| io::ErrorKind::InvalidData.into())

@@ -77,8 +77,8 @@ impl OwnMemory {
     }
 }
 
-/// Writes memory without a descriptor. Memory that the process may only read is made writable
-/// meanwhile, so the process must have one thread.
+/// Writes memory without a descriptor. Makes memory that the process may only read writable for
+/// that time, so the process must have one thread.
 ///
 /// # Safety
 /// It is private and anonymous, and no code relies on its content.
@@ -93,7 +93,7 @@ pub unsafe fn write_plainly(to: usize, from: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let range = to..to + from.len();
-    // SAFETY: the caller's memory, of whole pages; nobody else is there to access it.
+    // SAFETY: the caller's memory, of whole pages; no other thread exists.
     unsafe { set_access(range.clone(), Access::All) }?;
     if write() != from.len() as isize {
         return Err(io::Error::last_os_error());
@@ -172,7 +172,7 @@ pub fn check_guards() -> io::Result<()> {
     let page = Mapping::reserved(PAGE_BYTES)?;
     let range = page.as_ptr() as usize..page.as_ptr() as usize + PAGE_BYTES;
     let mut guards = [false];
-    // SAFETY: ours, and nobody accesses it.
+    // SAFETY: our memory, which no other code accesses.
     unsafe { guard(range.clone()) }?;
     Pagemap::open()?.have_guards(range.start, &mut guards)?;
     // SAFETY: put there above.
@@ -212,7 +212,7 @@ mod tests {
         let at = memory.as_ptr() as usize;
         let pagemap = Pagemap::open().unwrap();
         let (mut guards, mut pages) = ([false; 3], [false; 3]);
-        // SAFETY: ours, and nobody accesses it meanwhile.
+        // SAFETY: our memory, which no other code accesses.
         unsafe {
             guard(at + PAGE_BYTES..at + 2 * PAGE_BYTES).unwrap();
             pagemap.have_guards(at, &mut guards).unwrap();

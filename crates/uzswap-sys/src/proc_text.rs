@@ -6,13 +6,13 @@ use rustix::fs::PROC_SUPER_MAGIC;
 /// Reads the beginning of a file of /proc.
 pub(crate) fn read(path: &str, bytes: &mut [u8]) -> Option<usize> {
     let file = std::fs::File::open(path).ok()?;
-    // Another thread of the program may close all descriptors meanwhile and open a file of its own.
-    // `pread` does not move that file, and the file stays open.
+    // Another thread of the program may close all descriptors at this moment, and open a file of
+    // its own under this number. `pread` does not move that file, and the file stays open.
     let read = rustix::io::pread(&file, bytes, 0).unwrap_or(0);
     let is_ours = rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == PROC_SUPER_MAGIC);
     let number = file.into_raw_fd();
     if is_ours {
-        // SAFETY: it was owned here, and no other code of ours has its number.
+        // SAFETY: this value owned it, and no other code of ours has its number.
         unsafe { rustix::io::close(number) };
     }
     Some(read)

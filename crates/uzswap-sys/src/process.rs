@@ -51,18 +51,18 @@ pub fn set_undumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Keeps a descriptor open in programs that are started from now on.
+/// Lets programs that are started from now on inherit a descriptor.
 pub fn let_inherit(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(fd, FdFlags::empty())?)
 }
 
-/// Closes it in programs that are started from now on.
+/// Closes a descriptor in programs that are started from now on.
 pub fn keep_from_inheriting(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?)
 }
 
 /// Takes a descriptor that this program was started with, by its number, which is closed
-/// afterwards. Errors: there is none.
+/// afterwards. Fails if there is none.
 pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     let fd = inherited(number)?;
     // SAFETY: a number; the program that started this one left it open only for this call.
@@ -70,7 +70,7 @@ pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A descriptor that this program was started with, by its number. Errors: there is none.
+/// A descriptor that this program was started with, by its number. Fails if there is none.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     if number < 3 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -80,9 +80,9 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(fd, 3)?)
 }
 
-/// Closes all descriptors but the standard ones and `kept`: a program that started this one may
-/// wait for their end. Called before this process has any of its own. Errors: `Unsupported` before
-/// Linux 5.9.
+/// Closes all descriptors but the standard ones and `kept`, because the program that started this
+/// one may wait for their end. Called before this process has descriptors of its own. Errors:
+/// `Unsupported` before Linux 5.9.
 pub fn close_inherited(kept: Option<i32>) -> io::Result<()> {
     let close = |first: u32, last: u32| {
         // SAFETY: takes numbers; no code in this process has a descriptor yet, as the caller
@@ -108,7 +108,7 @@ pub fn become_user(user: u32, group: u32, groups: &[u32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes an open descriptor refer to another file from now on: to that of `new`. Closed by `exec`.
+/// Makes the descriptor `of` refer to the file of `new`. Closed by `exec`.
 pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
     // SAFETY: both are open descriptors, and keep their owners.
     match unsafe { libc::dup3(number(new), number(of), libc::O_CLOEXEC) } {
@@ -117,9 +117,9 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// The same descriptor under a high number, closed by `exec`: the program may use low numbers of
-/// its own choice (`dup2`). Without a free number it stays as it is. Error: the program has closed
-/// the descriptor meanwhile, as it closed all that it did not know.
+/// Moves a descriptor to a high number, closed by `exec`, because the program may use low numbers
+/// of its choice (`dup2`). Without a free number it stays. Fails if the program has closed the
+/// descriptor already, because the program closes all that it does not know.
 pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // The kernel's table of descriptors reaches up to the highest.
@@ -137,7 +137,7 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let is_still_ours = file(&descriptor) == file(&high);
     let low = descriptor.into_raw_fd();
     if is_still_ours {
-        // SAFETY: it was owned here, and no other code of ours has its number.
+        // SAFETY: this value owned it, and no other code of ours has its number.
         unsafe { rustix::io::close(low) };
     }
     Ok(high)
@@ -149,7 +149,7 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
 pub fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // An error: it stays as it was.
+    // After an error the limit is unchanged.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
@@ -166,7 +166,7 @@ impl Lifted {
             with_limits.filter(|(_, least, limit)| limit.current.is_some_and(|now| now < *least));
         let before: Vec<_> = low.map(|(resource, _, limit)| (resource, limit)).collect();
         for (resource, limit) in &before {
-            // An error: it stays as it was.
+            // After an error the limit is unchanged.
             let _ = setrlimit(*resource, Rlimit { current: limit.maximum, ..*limit });
         }
         Self(before)
@@ -257,8 +257,8 @@ pub fn is_gone(pid: i32) -> bool {
     threads == 0 || threads == 1 && Activity::of(pid).is_none()
 }
 
-/// True if the process with this number has ended, and its parent has not waited for it. Its first
-/// thread may end before others.
+/// True if the process with this number has ended, and its parent has not waited for it. A
+/// process's first thread may end before others.
 pub fn has_ended(pid: i32) -> bool {
     let stat = read_stat(format!("/proc/{pid}").into());
     stat.is_some_and(|stat| {
@@ -268,7 +268,7 @@ pub fn has_ended(pid: i32) -> bool {
 }
 
 /// True if a process has the memory of its parent, not a copy (`CLONE_VM`). Never true where the
-/// kernel does not compare processes for this one.
+/// kernel does not let this process compare them.
 pub fn has_parents_memory(pid: i32) -> bool {
     /// KCMP_VM of the kernel.
     const MEMORY: i32 = 1;
@@ -280,8 +280,8 @@ pub fn has_parents_memory(pid: i32) -> bool {
     parent.is_some_and(|one| unsafe { libc::syscall(libc::SYS_kcmp, pid, one, MEMORY, 0, 0) } == 0)
 }
 
-/// True if a thread has another table of descriptors than another one. Never true where the kernel
-/// does not compare them.
+/// True if two threads have different tables of descriptors. Never true where the kernel does not
+/// compare them.
 pub fn has_other_descriptors(thread: i32, other: i32) -> bool {
     /// KCMP_FILES of the kernel.
     const FILES: i32 = 2;
@@ -290,8 +290,8 @@ pub fn has_other_descriptors(thread: i32, other: i32) -> bool {
 }
 
 /// True if any thread of the process with this number has memory. Such a thread may execute code,
-/// or the kernel may write to the memory for it. A killed thread gives up its memory before it
-/// closes its files, which may take for ever: so no thread has memory long before [`is_gone`].
+/// or the kernel may write to the memory for it. A killed thread first gives up its memory, and
+/// then closes its files, which may take for ever. So this may be false long before [`is_gone`].
 pub fn has_memory(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let stats = tasks.flatten().filter_map(|task| read_stat(task.path()));
@@ -302,7 +302,7 @@ pub fn has_memory(pid: i32) -> bool {
             _ => return true,
         }
     }
-    // The kernel's list of threads may come to an early end when one of them ends meanwhile.
+    // The kernel's list of threads may be cut short when a thread ends during the listing.
     let threads =
         read_stat(format!("/proc/{pid}").into()).and_then(|stat| memory_and_threads(&stat));
     threads.is_some_and(|(bytes, threads)| bytes != 0 || threads > seen)
@@ -319,7 +319,7 @@ fn read_stat(folder: std::path::PathBuf) -> Option<String> {
     std::fs::read_to_string(folder.join("stat")).ok()
 }
 
-/// Addresses that a thread has mapped, bytes, and the threads of its process.
+/// The size of a thread's mappings in bytes, and the number of threads of its process.
 fn memory_and_threads(stat: &str) -> Option<(u64, u64)> {
     // Counted from the state, which follows the name: threads are the 18th field, addresses the
     // 21st.
@@ -334,7 +334,7 @@ fn memory_and_threads(stat: &str) -> Option<(u64, u64)> {
 pub struct Activity {
     /// Its start, in clock ticks since boot.
     pub started: u64,
-    /// Its major faults so far: those that waited for a device.
+    /// The number of its major faults so far, which waited for a device.
     pub major_faults: u64,
     /// It runs, or waits only for a CPU.
     pub is_running: bool,
@@ -367,7 +367,7 @@ impl Activity {
     }
 }
 
-/// A process and its descendants, as far as they are still linked; empty when it is gone.
+/// A process and those descendants that are still linked to it; empty when the process is gone.
 pub fn tree(pid: i32) -> Vec<i32> {
     let mut all = Vec::from([pid]);
     all.retain(|pid| Activity::of(*pid).is_some());
@@ -405,7 +405,7 @@ pub fn page_out(pid: i32, range: std::ops::Range<usize>) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// True if one of its threads waits for a device.
+/// True if a thread of the process waits for a device.
 pub fn has_waiting_thread(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let stats = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
@@ -422,7 +422,7 @@ pub fn anonymous_bytes(pid: i32) -> Option<u64> {
     unshared(&format!("/proc/{pid}/statm"))
 }
 
-/// How many filters of system calls (seccomp) a process has; its strict mode counts as one.
+/// The number of system-call filters (seccomp) of a process. The strict mode counts as one.
 pub fn call_filters(pid: i32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let value = |name| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
@@ -440,15 +440,15 @@ fn unshared(path: &str) -> Option<u64> {
     resident_and_shared(path).map(|[resident, shared]| resident.saturating_sub(shared))
 }
 
-/// Bytes of this process's anonymous memory that it shares with others since a fork, less its own
-/// part: all processes together count a page once. The kernel walks over each page for it.
+/// Bytes of anonymous memory that this process shares with others since a fork, less its own part,
+/// so that all processes together count a page once. The kernel visits each page for this.
 pub fn own_shared_bytes() -> Option<u64> {
     let sums = std::fs::read_to_string("/proc/thread-self/smaps_rollup").ok()?;
     Some(sum(&sums, "Anonymous:")?.saturating_sub(sum(&sums, "Pss_Anon:")?))
 }
 
 /// Anonymous memory of a process in bytes; a page of several processes counts in parts. The kernel
-/// walks over each page for it.
+/// visits each page for this.
 pub fn anonymous_part_bytes(pid: i32) -> Option<u64> {
     let sums = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     sum(&sums, "Pss_Anon:")
@@ -561,7 +561,7 @@ mod tests {
         let pid = child.id() as i32;
         assert!(has_memory(pid));
         kill(pid, libc::SIGKILL).unwrap();
-        // It stays as a zombie meanwhile.
+        // The process stays a zombie until then.
         let began = std::time::Instant::now();
         while has_memory(pid) {
             assert!(began.elapsed().as_secs() < 60, "it does not end");

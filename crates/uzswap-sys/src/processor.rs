@@ -30,7 +30,7 @@ pub(crate) struct Cause {
     pub(crate) instruction: usize,
 }
 
-/// The registers that tell where a stopped thread is.
+/// The registers that show where a stopped thread is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Registers {
     /// The next instruction.
@@ -40,7 +40,7 @@ pub(crate) struct Registers {
     pub(crate) result: i64,
     /// The address behind the last system call, where the processor keeps it; otherwise 0.
     pub(crate) behind: usize,
-    /// Where a system call has its arguments.
+    /// The arguments of a system call.
     pub(crate) arguments: [u64; 6],
 }
 
@@ -69,8 +69,8 @@ mod tests {
         let page = Mapping::reserved(PAGE_BYTES).unwrap();
         let (at, byte) = (page.as_ptr() as usize, page.as_ptr());
         PAGE.store(at, SeqCst);
-        // SAFETY: the handler has the form of SA_SIGINFO, and the former one is put back. The page
-        // is ours, and no other code accesses it.
+        // SAFETY: the handler has the form of SA_SIGINFO, and the former handler is restored. The
+        // page is ours, and no other code accesses it.
         unsafe {
             let mut ours: libc::sigaction = std::mem::zeroed();
             ours.sa_sigaction = note as *const () as usize;

@@ -1,5 +1,5 @@
 //! Memory for a key: a mapping of its own, locked, left out of core dumps, and wiped when the key
-//! is not needed any more. Forked processes get none of it, unless they are to use the key.
+//! is not needed any more. Forked processes do not get it, unless they are to use the key.
 
 use crate::map::Mapping;
 use std::fmt;
@@ -17,7 +17,8 @@ pub struct Secret<T> {
 
 impl<T> Secret<T> {
     /// Moves the result of `make` into memory of its own, and overwrites the stack that `make`
-    /// used. Errors: no memory, or none that may be locked (`RLIMIT_MEMLOCK`); those of `make`.
+    /// used. Fails without memory, without memory that may be locked (`RLIMIT_MEMLOCK`), or if
+    /// `make` fails.
     pub fn try_new(make: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         const { assert!(!std::mem::needs_drop::<T>(), "it is forgotten, not dropped") };
         const { assert!(align_of::<T>() <= crate::map::PAGE_BYTES) };
@@ -30,7 +31,7 @@ impl<T> Secret<T> {
         Ok(Self { memory, value: PhantomData })
     }
 
-    /// Gives processes that are forked from now on a copy.
+    /// Lets processes that are forked from now on have a copy.
     pub fn let_forks_inherit(&self) -> io::Result<()> {
         self.memory.keep_on_fork()
     }

@@ -1,7 +1,7 @@
 //! Memory that outlives the process that uses it: a file without a name, mapped.
 //!
-//! It exists as long as any process has the descriptor. Only pages that were populated exist, so it
-//! can be as large as its largest possible content.
+//! It exists while any process has the descriptor. Only populated pages take memory, so its size
+//! can be that of the largest possible content.
 
 use crate::map::{Mapping, PAGE_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
@@ -16,16 +16,17 @@ pub fn create(name: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?)
 }
 
-/// The same, but the kernel never swaps its pages out, even if no process has locked them: for a
-/// process that serves swapping and may be killed. It is on a file system of its own, which is
-/// removed with it. Errors: before Linux 6.4; `PermissionDenied` without CAP_SYS_ADMIN.
+/// Creates shared memory that the kernel never swaps out, even if no process has locked it. It is
+/// for a process that serves swapping and may be killed. It is on a file system of its own, which
+/// is removed with it. Fails before Linux 6.4; with `PermissionDenied` without CAP_SYS_ADMIN.
 pub fn create_unswappable() -> io::Result<OwnedFd> {
     let setup = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     mount::fsconfig_set_flag(setup.as_fd(), "noswap")?;
     // The machine's limit alone.
     mount::fsconfig_set_string(setup.as_fd(), "size", "0")?;
     mount::fsconfig_set_string(setup.as_fd(), "mode", "700")?;
-    // Huge pages on request, for any default of the machine. An error: this kernel has none here.
+    // Huge pages on request, for any default of the machine. An error means that this kernel has no
+    // huge pages here.
     let _ = mount::fsconfig_set_string(setup.as_fd(), "huge", "advise");
     mount::fsconfig_create(setup.as_fd())?;
     let none = MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_NODEV;
@@ -72,8 +73,8 @@ impl SharedMemory {
         self.mapping.is_empty()
     }
 
-    /// Makes whole pages from `offset` on exist, mapped. New ones are zeros. Errors: `ENOMEM`; then
-    /// some may exist. (Before Linux 5.14 that is a SIGBUS.)
+    /// Populates whole pages that begin at `offset`. New pages are zeros. After `ENOMEM` some pages
+    /// may be populated. (Before Linux 5.14 that is a SIGBUS.)
     pub fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
         match self.mapping.populate_part(offset, bytes) {
             // The kernel's error where there is no memory for a file's page.
@@ -90,8 +91,8 @@ impl SharedMemory {
         self.mapping.prefer_huge(offset, bytes);
     }
 
-    /// Gives whole pages from `offset` on back to the kernel, for all processes. They are zeros if
-    /// they are used again.
+    /// Gives whole pages that begin at `offset` back to the kernel, for all processes. They read as
+    /// zeros afterwards.
     ///
     /// # Safety
     /// No process relies on their content.
@@ -194,8 +195,8 @@ mod tests {
         unsafe { at(&memory, (1 << 30) + PAGE_BYTES).write(7) };
         drop(memory);
         let memory = SharedMemory::map(again, 1 << 40).unwrap();
-        // Volatile: the compiler is told that the call changes no memory.
-        // SAFETY: as above; no code relies on the released content.
+        // Volatile, because the compiler is told that the call changes no memory. SAFETY: as above;
+        // no code relies on the released content.
         unsafe {
             assert_eq!(at(&memory, (1 << 30) + PAGE_BYTES).read_volatile(), 7);
             memory.release(1 << 30, 2 * PAGE_BYTES).unwrap();

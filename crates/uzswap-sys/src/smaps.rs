@@ -1,7 +1,7 @@
 //! All that the kernel says of each mapping of this process (`/proc/self/smaps`).
 //!
-//! Access and name alone (`maps`) do not tell if a child has a mapping, if it grows, or which key
-//! protects it.
+//! Access and name alone (`maps`) do not show if a child inherits a mapping, if it grows, or which
+//! key protects it.
 
 use crate::map::Mapped;
 use std::fs;
@@ -14,7 +14,7 @@ pub struct Described<'a> {
     pub mapped: Mapped<'a>,
     /// The kernel's flags, two letters each, as `VmFlags` lists them (proc_pid_smaps(5)).
     flags: &'a str,
-    /// The number of its protection key; 0 where it has none of its own.
+    /// The number of its protection key; 0 for the default key.
     pub key: u32,
     /// Bytes of it that are in memory, or that the kernel has swapped out.
     pub page_bytes: u64,

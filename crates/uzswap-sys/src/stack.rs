@@ -1,10 +1,10 @@
-//! Stacks for the handlers of signals: made ahead, used for the time of a fault.
+//! Stacks for signal handlers. They are made ahead, and each serves one fault at a time.
 //!
 //! A handler runs on the stack of the thread that faulted, or on its alternate one (`sigaltstack`).
 //! Either may have only a few KiB. The kernel's frame takes up to three of them, and a page from
 //! the backing takes 24 more. So a handler works on one of these stacks. They belong to the
-//! process, not to threads: no thread need register, and only as many take memory as there are
-//! faults at once.
+//! process, not to threads. So no thread has to register, and only as many stacks take memory as
+//! there are simultaneous faults.
 
 use crate::cpu;
 use crate::map::{Mapping, PAGE_BYTES};
@@ -13,7 +13,7 @@ use std::ffi::c_void;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
-/// Most faults served on them at once, including those that wait for memory.
+/// The maximum number of simultaneous faults on these stacks, including those that wait for memory.
 const COUNT: usize = 64;
 /// Twice the need of a page from the backing, with a guard page below.
 const BYTES: usize = 128 << 10;
@@ -25,7 +25,7 @@ pub struct Stacks {
     taken: [Taken; COUNT],
 }
 
-/// True while a stack is used. It has a cache line of its own, since every fault writes it.
+/// True while a stack is in use. The flag has a cache line of its own, since every fault writes it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Taken(AtomicBool);
@@ -41,7 +41,7 @@ impl Stacks {
     }
 
     /// Runs `work` on a free stack, or on the caller's own where all are taken. Allocates nothing
-    /// and never waits. All signals are blocked, so that `work` ends here.
+    /// and never waits. All signals are blocked, so that no handler jumps out of `work`.
     pub fn run<F: FnMut()>(&self, mut work: F) {
         let Some(at) = self.take() else { return work() };
         let top = (at + 1) * BYTES - ARGUMENTS;
@@ -54,7 +54,7 @@ impl Stacks {
         self.taken[at].0.store(false, Release);
     }
 
-    /// True if the caller is on one of them.
+    /// True if the caller runs on one of these stacks.
     pub fn is_here(&self) -> bool {
         let here = 0u8;
         let start = self.memory.as_ptr() as usize;
@@ -72,7 +72,7 @@ impl Stacks {
         order.into_iter().find(is_free)
     }
 
-    /// In a fork: the threads that used some do not exist here.
+    /// Frees all stacks in a fork, where the threads that used them do not exist.
     pub fn give_all(&self) {
         self.taken.iter().for_each(|taken| taken.0.store(false, Relaxed));
     }
@@ -84,7 +84,7 @@ impl Stacks {
 const ARGUMENTS: usize = 64;
 
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {
-    // SAFETY: `run` passes its own, which no other code uses meanwhile.
+    // SAFETY: `run` passes its own closure, which no other code uses.
     unsafe { (*work.cast::<F>())() }
 }
 
@@ -108,8 +108,8 @@ mod tests {
         }
         nest(&stacks, COUNT + 1, &mut places, &here);
         let on_ours: Vec<bool> = places.iter().map(|at| range.contains(at)).collect();
-        // The first is the caller's; the last found no free one, and is on the stack of the one
-        // before it.
+        // The first call runs on the caller's stack. The last call found no free stack, and runs on
+        // that of the call before it.
         assert!(!on_ours[0] && on_ours[1..].iter().all(|is| *is));
         let numbers = places[1..=COUNT].iter().map(|at| (at - range.start) / BYTES);
         assert_eq!(numbers.collect::<std::collections::BTreeSet<_>>().len(), COUNT);

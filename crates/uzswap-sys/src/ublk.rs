@@ -1,15 +1,15 @@
 //! ublk: block devices that a program serves, over io_uring (Linux 6.1).
 //!
-//! Commands to `/dev/ublk-control` make, start and remove devices ([`Control`]). Each has a
-//! character device, over which one thread takes its requests and answers them ([`Queue`]). Each
+//! Commands to `/dev/ublk-control` make, start and remove devices ([`Control`]). Each device has a
+//! character device, over which one thread takes requests and answers them ([`Queue`]). Each
 //! command that asks for a request passes a buffer to the kernel. The buffer has the data to write
-//! when the command completes; data that were read go with the next command. The place of a
-//! buffer's [`Io`] tells its owner: in the queue, the kernel; outside, the holder.
+//! when the command completes; data that were read go with the next command. A buffer belongs to
+//! the kernel while its [`Io`] is in the queue, and otherwise to the [`Io`]'s holder.
 //!
 //! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would remove it under a
 //! swap area when the server is killed, and an area without a device cannot be switched off.
-//! Another server takes it over ([`Control::take_over`]). If that server continues with the pages
-//! of the first, it gets the requests that were taken and not answered again
+//! Another server takes it over ([`Control::take_over`]). If that server continues with the first
+//! server's pages, the kernel sends it again the requests that the first had taken but not answered
 //! (`USER_RECOVERY_REISSUE`).
 //!
 //! Numbers and layouts are those of <linux/ublk_cmd.h>.
@@ -30,9 +30,9 @@ const CONTROL: &str = "/dev/ublk-control";
 /// Bytes of a sector, the unit of the interface.
 const SECTOR_BYTES: u64 = 512;
 
-/// Device flags. Another server may take over from a dead one. The requests that the first had
-/// taken come to the other again, instead of failing. Since 6.13: requests that come meanwhile fail
-/// too, instead of waiting for the other.
+/// Device flags. Another server may take over from a dead one. The kernel sends the requests that
+/// the dead server had taken to the other again, instead of failing them. Since 6.13: requests in
+/// the meantime fail too, instead of waiting for the other server.
 const USER_RECOVERY: u64 = 1 << 3;
 const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
@@ -157,9 +157,10 @@ pub struct Shape {
     pub start: u64,
     /// Its size.
     pub bytes: u64,
-    /// If its server dies, another one continues with everything. Otherwise requests fail then.
+    /// True if another server continues after the device's server dies. Otherwise requests fail
+    /// then.
     pub outlives_server: bool,
-    /// Most requests under way.
+    /// The maximum number of requests under way.
     pub depth: u16,
     /// Longest read or write.
     pub io_bytes_max: u32,
@@ -220,7 +221,7 @@ pub fn all() -> Vec<u32> {
     entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect()
 }
 
-/// Checks that this process may make one; the error tells why not.
+/// Checks that this process may make a device. The error has the reason if not.
 pub fn check() -> io::Result<()> {
     File::options().read(true).write(true).open(CONTROL).map(drop)
 }
@@ -278,7 +279,7 @@ impl Control {
         let answer = match self.wait() {
             Ok(answer) => answer,
             Err(error) => {
-                // The command may be under way, with the structure.
+                // The command may still be under way, and use the structure.
                 std::mem::forget(kept);
                 return Err(error);
             }
@@ -375,7 +376,7 @@ impl Control {
         let mut parameters = Parameters {
             bytes: size_of::<Parameters>() as u32,
             kinds: BASIC_AND_DISCARD,
-            // Neither rotational nor with a cache that must be flushed.
+            // Not rotational, and without a cache that must be flushed.
             attributes: 0,
             logical_block_shift: shift,
             physical_block_shift: shift,
@@ -426,7 +427,7 @@ impl Control {
         Ok((queue, handover))
     }
 
-    /// Removes the block device. Its server is told that there are no more requests.
+    /// Removes the block device. Its server learns that there are no more requests.
     pub fn stop(&mut self, id: u32) -> io::Result<()> {
         self.ask(Command::StopDev, id, &mut (), [0; 2])
     }

@@ -34,7 +34,7 @@ pub struct Fault {
     pub address: usize,
     /// True if it was a write.
     pub is_write: bool,
-    /// The address of the instruction; 0: not known.
+    /// The address of the instruction; 0 if unknown.
     pub instruction: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct Uffd {
     features: u64,
     /// Tells where a page is that the kernel did not count: see [`Uffd::move_pages`].
     pagemap: Pagemap,
-    /// Readable once [`Uffd::stop`] was called. Where faults are signals, no thread waits for it.
+    /// Readable after [`Uffd::stop`]. Where faults are signals, no thread waits for it.
     stop: Option<OwnedFd>,
 }
 
@@ -79,7 +79,7 @@ const PAGEFAULT_FLAG_WRITE: u64 = 1;
 /// Features of [`FIRST_KERNEL`]: write protection, and an exact answer about permission.
 const REQUIRED: u64 = raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP as u64;
 
-/// The first version of Linux with all that is needed. On aarch64 it is the first with write
+/// The first version of Linux with all needed features. On aarch64 it is the first with write
 /// protection.
 pub const FIRST_KERNEL: &str = if cfg!(target_arch = "aarch64") { "6.10" } else { "5.11" };
 
@@ -162,8 +162,7 @@ impl Uffd {
     }
 
     /// Fills absent pages at `to` with a copy of `pages`, and wakes the threads that wait for them.
-    /// With `protect` writes to them are faults from the first moment on. `EEXIST`: a page is
-    /// present.
+    /// With `protect`, writes to them are faults from the start. `EEXIST` if a page is present.
     pub fn copy(&self, to: usize, pages: &[u8], protect: bool) -> io::Result<()> {
         let mut done = 0;
         loop {
@@ -176,7 +175,7 @@ impl Uffd {
                 copy: 0,
             };
             match request(&self.fd, ioctl::UFFDIO_COPY, &mut copy) {
-                // The address space was being changed. Pages copied so far stay.
+                // The address space was being changed. The pages that were copied so far stay.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     done += usize::try_from(copy.copy).unwrap_or(0);
                 }
@@ -185,7 +184,7 @@ impl Uffd {
         }
     }
 
-    /// Maps the zero page at an absent page, and wakes the threads that wait for it. `EEXIST`: a
+    /// Maps the zero page at an absent page, and wakes the threads that wait for it. `EEXIST` if a
     /// page is present.
     pub fn zero(&self, range: Range<usize>) -> io::Result<()> {
         let range = raw::uffdio_range { start: range.start as u64, len: range.len() as u64 };
@@ -194,17 +193,18 @@ impl Uffd {
     }
 
     /// Moves pages from `from` to absent ones at `to` without a copy; the pages at `from` are
-    /// absent afterwards. Each page moves atomically: a thread that accesses it meanwhile finds it
-    /// at one of the two places. Wakes no thread.
+    /// absent afterwards. Each page moves atomically: a thread that accesses it then finds it at
+    /// one of the two places. Wakes no thread.
     ///
     /// Returns the bytes moved, with the error that ended it early. It is `EBUSY` for a page that
     /// something else refers to (a direct transfer, a forked process). It is `ENOENT` for an absent
     /// page, and `EEXIST` for a page that is at `to` already.
     ///
-    /// Since 6.18 the kernel loses count of pages. Where a page changes during the move (it is
-    /// being migrated, or is accessed for the first time since the kernel's last check) it starts
-    /// again and moves the page. It then takes its own earlier `EAGAIN` for the outcome, starts
-    /// once more, and answers `EEXIST`. This function counts such pages by checking where they are.
+    /// Since 6.18 the kernel loses count of pages. If a page changes during the move (it is being
+    /// migrated, or is accessed for the first time since the kernel's last check), the kernel
+    /// starts again and moves the page. It then takes its own earlier `EAGAIN` for the outcome,
+    /// starts once more, and answers `EEXIST`. This function counts such pages by checking both
+    /// places.
     ///
     /// # Safety
     /// Both ranges are private anonymous mappings of the caller, `to` within a registered one. No
@@ -345,8 +345,8 @@ struct UffdRequest<'a, T> {
     argument: &'a mut T,
 }
 
-// SAFETY: the number determines the structure that the kernel reads and writes, and that one is
-// passed.
+// SAFETY: the number determines the structure that the kernel reads and writes, and this passes
+// that structure.
 unsafe impl<T> Ioctl for UffdRequest<'_, T> {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -441,7 +441,8 @@ mod tests {
             done.store(true, Relaxed);
             uffd.stop();
             for page in (at[0]..at[0] + PAGES * PAGE_BYTES).step_by(PAGE_BYTES) {
-                // Lets the reader end where pages are missing. An error: the page is present.
+                // Lets the reader end where pages are missing. An error means that the page is
+                // present.
                 let _ = uffd.zero(page..page + PAGE_BYTES);
             }
             assert!(short.is_empty(), "{short:?}");

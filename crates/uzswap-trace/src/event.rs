@@ -8,7 +8,7 @@
 //!          63      48 47    32 31                            0
 //! word 2  |  zeros   | bytes  |  site                         |
 //! ```
-//! - `W`: it was a write. `F`: the page was same-filled. `I`: it was identical to another one.
+//! - `W`: it was a write. `F`: the page was same-filled. `I`: it was identical to another page.
 //!
 //! Zeros in word 0 mean no event: the process was killed while it wrote the event.
 
@@ -26,7 +26,7 @@ const SAME_FILLED: u64 = 1 << 56;
 const IDENTICAL: u64 = 1 << 57;
 const KNOWN: u64 = (1 << 58) - 1;
 const TIME_BITS: u32 = 40;
-/// Most processes in a trace.
+/// The maximum number of processes in a trace.
 pub(crate) const PROCESSES_MAX: u64 = 1 << (64 - TIME_BITS);
 /// Bytes of a page, and the most bytes of its compressed form.
 pub(crate) const PAGE_BYTES: u16 = 4096;
@@ -107,7 +107,7 @@ impl Event {
         ]
     }
 
-    /// `Ok(None)` for no event. Error: no event has these words.
+    /// `Ok(None)` for no event. Fails if no event has these words.
     pub(crate) fn from_words([first, second, third]: [u64; WORDS]) -> Result<Option<Self>, ()> {
         if first == 0 {
             return Ok(None);

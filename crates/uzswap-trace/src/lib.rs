@@ -6,7 +6,7 @@
 //!                                                                             export)
 //! a Trace → the steps that `uzswap_policy::replay` takes                      (steps)
 //! ```
-//! docs/design/traces.md has the format, and tells how far a trace is true.
+//! docs/design/traces.md has the format, and the limits of a trace's accuracy.
 
 mod event;
 mod export;

@@ -76,7 +76,7 @@ impl Trace {
     }
 }
 
-/// Makes a file for its owner alone: the order of accesses may tell a secret.
+/// Makes a file that only its owner may read, because the order of accesses may reveal a secret.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
 }

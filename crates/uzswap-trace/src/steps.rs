@@ -72,7 +72,7 @@ fn drafts(events: &[Event]) -> Vec<Draft> {
     let last: BTreeMap<u32, usize> =
         events.iter().enumerate().map(|(at, event)| (event.process, at)).collect();
     let mut drafts = Vec::with_capacity(events.len());
-    // For each address, the number of its life, and true if that life goes on.
+    // For each address, the number of its life, and true if that life continues.
     let mut lives: BTreeMap<(u32, u64), (u32, bool)> = BTreeMap::new();
     for (event, of) in events.iter().enumerate() {
         let place = (of.process, of.page);

@@ -1,5 +1,5 @@
-//! A file or block device with direct I/O. Writes go by io_uring, or one after the other where the
-//! kernel or a container forbids io_uring.
+//! A file or block device with direct I/O. Writes use io_uring, or are made one after another where
+//! the kernel or a container forbids io_uring.
 //!
 //! With buffered I/O the page cache would keep a second copy of pages that were written to free
 //! memory, and would allocate.
@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most writes under way at the same time.
+/// The maximum number of writes under way.
 const DEPTH: usize = 16;
 /// The strictest alignment of direct I/O.
 const BLOCK_BYTES_MAX: usize = 4096;
@@ -91,7 +91,7 @@ impl FileBacking {
     }
 }
 
-/// The alignment of direct I/O by `statx`, or the strictest where `statx` does not tell.
+/// The alignment of direct I/O by `statx`; the strictest one where `statx` does not report it.
 fn block_bytes(file: &File) -> usize {
     let statx = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     match statx {
@@ -102,7 +102,8 @@ fn block_bytes(file: &File) -> usize {
     }
 }
 
-/// Checks for a write under way, 10 ms apart, before the wait fails: no write takes that long.
+/// The number of checks for a write under way, 10 ms apart, before the wait fails. No write takes
+/// that long.
 const LOOKS: u32 = 3000;
 
 /// Waits until a device's count of requests shows no write under way.
@@ -233,8 +234,8 @@ impl Queue {
             .build()
             .user_data(slot as u64);
         // SAFETY: the buffer is a mapping of its own, so its bytes stay in place while the `Write`
-        // moves into the slot. The write stays there, untouched, until the ring has answered, and a
-        // queue that is dropped waits for the answers first.
+        // moves into the slot. No thread touches the write in the slot until the ring has answered.
+        // Dropping the queue first waits for the answers.
         let pushed = unsafe { ring.submission().push(&entry) };
         // The kernel takes an entry or leaves it in the queue. The next call retries after an error
         // of `submit` (a signal, a moment without memory).

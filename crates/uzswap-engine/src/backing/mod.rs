@@ -1,7 +1,7 @@
 //! The slower device that the coldest pages go to, still compressed.
 //!
 //! [`Backing`] is the engine's only I/O. `slots` divides its space. Segments (`segments`) are
-//! written whole while stores and loads go on. They consist of records (`record`), which `seal`
+//! written whole while stores and loads continue. They consist of records (`record`), which `seal`
 //! encrypts.
 
 mod buffer;
@@ -79,13 +79,13 @@ pub trait Backing: Send + Sync {
 
     /// Waits until no write that a killed process began is under way to a range: it could overwrite
     /// a later write. Afterwards the range may have any content. `offset` and `bytes` are multiples
-    /// of 256 KiB. Errors: the backing cannot tell if a write is under way. Does nothing where
+    /// of 256 KiB. Fails if the backing does not know if a write is under way. Does nothing where
     /// writes end with the process.
     fn wait_for_left_writes(&self, _offset: u64, _bytes: u64) -> io::Result<()> {
         Ok(())
     }
 
-    /// A write that ended, in any order. With `wait`, waits for a write to end; `None` then means
+    /// A write that ended, in any order. With `wait`, it waits for a write to end, and `None` means
     /// that no write is under way.
     fn complete(&self, wait: bool) -> Option<Completion>;
 
@@ -105,8 +105,9 @@ pub trait Backing: Send + Sync {
         None
     }
 
-    /// Tells that the segment at an offset is free: no record in it is read again. No thread takes
-    /// it before this returns. Any thread may call this, so it neither waits nor allocates.
+    /// Tells the backing that the segment at an offset is free, so that no record in it is read
+    /// again. No thread takes the segment before this returns. Any thread may call this, so it
+    /// neither waits nor allocates.
     fn free(&self, _offset: u64) {}
 
     /// True, once, after a failed backing works again.
@@ -119,7 +120,7 @@ pub trait Backing: Send + Sync {
         RemoteFigures::default()
     }
 
-    /// How long the reads took that this store answered; `None`: there is no store.
+    /// The times of the reads that the store answered; `None` if there is no store.
     fn remote_read_times(&self) -> Option<Counted> {
         None
     }
@@ -132,7 +133,7 @@ pub struct RemoteFigures {
     pub is_up: bool,
     /// Bytes of our segments at the store.
     pub bytes: u64,
-    /// Most bytes that our segments may take there.
+    /// The maximum bytes that our segments may take at the store.
     pub bytes_max: u64,
     /// Reads that the store answered.
     pub reads: u64,

@@ -93,12 +93,12 @@ pub struct BackingFile {
     pub file: File,
     /// Bytes that are used.
     pub bytes: u64,
-    /// True if the device is told of space that is no longer in use.
+    /// True if the engine discards the device's unused space.
     pub discards: bool,
 }
 
 impl BackingFile {
-    /// The backing of a file, or of none.
+    /// The backing on a file, or without one.
     pub fn backing(opened: Option<Self>) -> io::Result<Box<dyn Backing>> {
         let Some(Self { file, bytes, discards }) = opened else { return Ok(Box::new(NoBacking)) };
         let backing = FileBacking::new(file, bytes)?;

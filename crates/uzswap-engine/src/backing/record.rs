@@ -13,7 +13,7 @@
 //! ```
 //! Numbers are little-endian; records are padded to a multiple of 16, and may cross blocks. The
 //! cache believes a record only if the entry that it names has the record's place. Cleaning finds
-//! the owner by the header. A load notices a read from a wrong place by it.
+//! the owner by the header. By the header, a load also notices a read from a wrong place.
 
 use super::seal::{Generation, Identity, Seal, Tag};
 use super::shape::Segment;

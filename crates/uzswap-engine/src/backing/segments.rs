@@ -1,7 +1,7 @@
 //! The use of each segment of the backing.
 //!
 //! A segment is written once, whole, and then only loses records. Or it is given out slot by slot,
-//! for pages written through. The count of live bytes tells when a segment is free again, and which
+//! for pages written through. The count of live bytes shows when a segment is free again, and which
 //! segment is cheapest to clean. Cleaning copies a segment's live records into another. This is a
 //! log, cleaned greedily. With a fifth of the space free, cleaning copies three quarters of a
 //! segment for each segment won. It copies less where neighbours die together, as one program's
@@ -63,7 +63,7 @@ const _: () = assert!(SEGMENT_BYTES <= Use::LIVE as usize);
 
 /// See the module.
 pub(crate) struct Segments {
-    /// Is told of each segment that becomes free.
+    /// The backing, which learns of each segment that becomes free.
     backing: Option<Arc<dyn Backing>>,
     words: Values<DurableAtomic<AtomicU32>>,
     outline: Outline,

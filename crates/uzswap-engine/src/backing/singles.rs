@@ -17,8 +17,8 @@ pub(super) struct ClusterTable {
     /// The owner of the page that was last written to each slot. A hint: that page may have gone or
     /// moved since.
     owners: Box<[SwapEntry; CLUSTER_SLOTS]>,
-    /// The tags of sealed pages, two words for each slot, in memory that outlives the process if
-    /// any.
+    /// The tags of sealed pages, two words for each slot. They are in the memory that outlives the
+    /// process, if there is such memory.
     tags: Values<TagWord>,
     /// The number of these tags in that memory.
     pub(super) number: u32,
@@ -68,7 +68,7 @@ pub(super) struct Tables {
 #[derive(Default)]
 struct UnusedTags {
     given_back: Vec<u32>,
-    /// All numbers below this one were used.
+    /// All numbers below this were used.
     used: u32,
 }
 
@@ -110,7 +110,7 @@ impl Tables {
         }
     }
 
-    /// Notes the table of a cluster, or that it has none.
+    /// Notes the table of a cluster, or that the cluster has no table.
     pub(super) fn note(&self, cluster: u32, table: Option<&ClusterTable>) {
         if let Some((_, homes)) = &self.durable {
             homes[cluster as usize].store(table.map_or(0, |table| table.number + 1), Release);
@@ -139,7 +139,7 @@ impl Tables {
         let Some((durable, homes)) = &self.durable else { return };
         let mut unused = lock(&self.unused);
         unused.used = used.iter().max().map_or(0, |last| last + 1);
-        // Tags that were ready and had no cluster are behind the last used ones, or in a gap.
+        // Spare tags without a cluster are behind the last used ones, or in a gap.
         let gaps = gaps(used, homes.len());
         let before = gaps.iter().flat_map(|gap| gap.clone()).map(|number| number as u32);
         unused.given_back = before.take_while(|number| *number < unused.used).collect();

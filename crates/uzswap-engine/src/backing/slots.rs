@@ -66,10 +66,10 @@ impl Cluster {
     }
 }
 
-/// Tables of 2 or 10 KiB that are kept ready while clusters lack some: for 16 MiB written through
+/// Spare tables, of 2 or 10 KiB, while clusters lack some: enough for 16 MiB written through
 /// between two calls of the maintaining thread.
 const TABLES_READY: usize = 8;
-/// Most unused tables that are kept until the maintaining thread's next call.
+/// The maximum number of unused tables that are kept until the maintaining thread's next call.
 const TABLES_MAX: usize = 8 * TABLES_READY;
 
 /// Number of sets that order clusters by the fill of their emptiest broken-up segment.
@@ -77,7 +77,7 @@ const FILLS: usize = 8;
 
 /// The slots of a CPU.
 struct SlotCache {
-    /// The cluster to take slots from, if any was used lately.
+    /// The cluster from which slots were last taken, if there is one.
     current: Option<u32>,
     /// Slots that are taken and not yet given out; the last is given out next.
     slots: Vec<Slot>,
@@ -101,7 +101,7 @@ pub(crate) struct Slots {
     with_segments: Bits,
     /// Clusters in use with a free slot in a segment that is broken up.
     with_slots: Bits,
-    /// The same clusters, by the number of taken slots in the emptiest such segment.
+    /// These clusters, by the number of taken slots in their emptiest broken-up segment.
     by_fill: [Bits; FILLS],
     /// Clusters in use without a taken slot.
     empty: Bits,
@@ -255,7 +255,7 @@ impl Slots {
     /// Takes one slot; `None` if no more than `reserved` segments, and no other slot, are free.
     pub(crate) fn take_slot(&self, reserved: usize) -> Option<Slot> {
         self.try_take_slot(reserved).or_else(|| {
-            // Other CPUs' caches may have some.
+            // Other CPUs' caches may have free slots.
             self.drain();
             self.try_take_slot(reserved)
         })
@@ -315,7 +315,7 @@ impl Slots {
         preload
     }
 
-    /// Adds a table to the spare ones; returns it if there is no space for it.
+    /// Adds a table to the spare ones; returns the table if there is no space for it.
     fn keep_spare(&self, table: ClusterTable) -> Option<ClusterTable> {
         let mut spare = lock(&self.spare_tables);
         if spare.len() == TABLES_MAX {
@@ -343,7 +343,7 @@ impl Slots {
     }
 
     /// Takes a free segment, for which the caller has decremented the count. `None` only if a
-    /// cluster must be taken and the range index has no memory ready: the next call of
+    /// cluster must be taken and the range index has no spare memory: the next call of
     /// [`Self::provision`] makes some.
     fn take_claimed(&self, cache: &mut SlotCache) -> Option<Segment> {
         let mut backoff = Backoff::new();
@@ -365,13 +365,14 @@ impl Slots {
                 self.free_segments.fetch_add(1, AcqRel);
                 return None;
             }
-            // Other threads took the segments here; the segment counted for this call is elsewhere.
+            // Other threads took the segments of this cluster. The segment that was counted for
+            // this call is in another one.
             backoff.wait();
         }
     }
 
-    /// Makes a free cluster the current one, if there is any. `false` if there may be one, but no
-    /// memory is ready for taking it.
+    /// Makes a free cluster the current one, if there is a free cluster. `false` if there may be
+    /// one, but the memory to take it was not prepared.
     fn take_cluster(&self, cache: &mut SlotCache) -> bool {
         if self.untaken.load(Acquire) == 0 {
             return true;
@@ -405,8 +406,8 @@ impl Slots {
         Some(Segment(number * CLUSTER_SEGMENTS as u32 + word as u32))
     }
 
-    /// Fills an empty cache with a batch of slots: from segments that are broken up already, or
-    /// from one that is broken up now.
+    /// Fills an empty cache with a batch of slots, from segments that are already broken up, or
+    /// from a segment that this call breaks up.
     fn fill(&self, cache: &mut SlotCache, reserved: usize) {
         for number in numbers(&self.with_slots, cache.current.unwrap_or(0)).take(VISITS) {
             self.take_slots(number, &mut cache.slots);
@@ -537,7 +538,7 @@ fn numbers(bits: &Bits, from: u32) -> impl Iterator<Item = u32> {
     bits.from(from as usize).map(|number| number as u32)
 }
 
-/// The cluster of a segment, and its word there.
+/// The cluster of a segment, and the index of the segment's word in it.
 fn home(segment: Segment) -> (u32, usize) {
     let per_cluster = CLUSTER_SEGMENTS as u32;
     (segment.0 / per_cluster, (segment.0 % per_cluster) as usize)

@@ -2,7 +2,7 @@
 //!
 //! An array has the states of a CPU. They are started from the first to the last, and stopped from
 //! the last to the first. For each CPU, one number tells how many states are up. If a state cannot
-//! be started or stopped, the CPU goes back to the number that it had.
+//! be started or stopped, the CPU returns to its old number.
 //!
 //! ```text
 //! offline → codecs → slots → buffer → … states of the front end … → online
@@ -32,8 +32,8 @@ pub struct CpuState {
 }
 
 impl CpuState {
-    /// A state whose steps are called with the number of a CPU, one at a time. They may neither
-    /// wait for a request nor change the state of a CPU.
+    /// A state whose steps are called with the number of a CPU, one at a time. The steps may
+    /// neither wait for a request nor change the state of a CPU.
     pub fn new(
         name: &'static str,
         doc: StateDoc,
@@ -201,15 +201,16 @@ impl Cache {
     }
 
     /// Brings up the CPUs that the process may use now and could not at the last call. Takes down
-    /// the CPUs that it may no longer use, and leaves all others. After an error it goes on with
-    /// the other CPUs, returns the first error, and the next call tries again. `allowed` is the set
-    /// of a thread that may run wherever threads store and load.
+    /// the CPUs that it may no longer use, and leaves all others. After an error it continues with
+    /// the other CPUs, and returns the first error. The next call tries again. `allowed` has all
+    /// CPUs on which threads store and load.
     pub fn follow_cpus(&self, allowed: &CpuSet) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         let before = &cpus.allowed;
         let is_changed = |cpu: &usize| before.has(*cpu) != allowed.has(*cpu);
         let changed: Vec<usize> = (0..cpu::possible()).filter(is_changed).collect();
-        // Up before down: a CPU that goes needs another one that stays.
+        // Brings CPUs up before it takes others down, because a CPU that leaves needs another that
+        // stays.
         let mut outcome = Ok(());
         for (comes, level) in [(true, cpus.states.len()), (false, 0)] {
             for cpu in changed.iter().filter(|cpu| allowed.has(**cpu) == comes) {
@@ -262,7 +263,7 @@ impl Cache {
         for (done, cpu) in online.iter().enumerate() {
             if let Err(error) = cpus.change(self, *cpu, level) {
                 for cpu in &online[..done] {
-                    // The caller gets the first error instead.
+                    // The caller gets the first error, not this one.
                     let _ = cpus.change(self, *cpu, level - 1);
                 }
                 cpus.states.pop();
@@ -293,7 +294,7 @@ impl Cache {
             Ok::<_, io::Error>(made)
         })?;
         drop(held);
-        // For the dictionary, and for an algorithm that was set meanwhile.
+        // For the dictionary, and for an algorithm that was set during the start.
         self.apply_attributes();
         Ok(())
     }
@@ -315,7 +316,7 @@ mod tests {
                 made += std::fs::read_to_string(path).unwrap().matches(": PerCpu::new(").count();
             }
         }
-        // The search above is one of them.
+        // The search itself is one of the matches.
         assert_eq!(made - 1, states().len(), "state of CPUs outside of the array");
         let (cache, ..) = Setup { backing_bytes: 8 << 20, ..Setup::default() }.make();
         let counts =

@@ -19,7 +19,7 @@ use crate::sync::Backoff;
 const TRIES: u32 = 1000;
 
 /// Sections that may be added for a section that goes. Its objects need up to two, because those of
-/// one class cannot fill the zspages of another. Stores need one meanwhile.
+/// one class cannot fill the zspages of another. Stores need one in the same time.
 const GROWS: u32 = 3;
 
 impl Cache {
@@ -78,7 +78,7 @@ impl Cache {
             return Ok(());
         }
         let (mut tries, mut backoff) = (0, Backoff::new());
-        // A section that was added meanwhile is found as well.
+        // This also finds a section that was added in the meantime.
         while let Some(section) = self.section_on(node) {
             match self.empty_by_all_means(section, SectionState::Absent) {
                 Ok(()) => {}
@@ -111,7 +111,7 @@ impl Cache {
             let has_memory = with_memory.contains(&node);
             if is_open && !has_memory && self.section_on(node).is_some() {
                 outcome = outcome.and(self.set_node(node, "offline"));
-                // The node gets no sections while it has no memory, and may get some later.
+                // The node gets no sections while it has no memory.
                 self.pool.close(node, false);
             }
         }
@@ -140,7 +140,7 @@ impl Cache {
             }
             Stuck::Held(_) | Stuck::New => {
                 tries += 1;
-                // Stores go on meanwhile. After an error the next turn tries again.
+                // Stores continue at the same time. After an error the next turn tries again.
                 let _ = self.provision();
                 backoff.wait();
                 tries < TRIES
@@ -192,8 +192,8 @@ impl Cache {
         }
     }
 
-    /// Brings another section on line if stores, which go on meanwhile, would have little memory
-    /// without this one. After an error stores wait for the maintaining thread, or are rejected.
+    /// Brings another section on line if concurrent stores would have little memory without this
+    /// one. After an error stores wait for the maintaining thread, or are rejected.
     fn make_ready_besides(&self, section: usize) {
         let is_it = |(number, _): &(usize, usize)| *number == section;
         let Some((_, used)) = self.sections().into_iter().find(is_it) else { return };

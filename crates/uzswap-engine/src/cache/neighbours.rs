@@ -10,8 +10,8 @@
 //! Page i is decoded from a copy of its record, so it may overwrite the record. The run ends before
 //! a page that would overwrite the next record. Nothing is allocated.
 //!
-//! The entries of a run are locked during the read, so its records can neither be cleaned away nor
-//! overwritten. The thread does not wait for these locks, because no thread waits for an entry
+//! The entries of a run are locked during the read, so that its records can be neither cleaned away
+//! nor overwritten. The thread does not wait for these locks, because no thread waits for an entry
 //! while it holds another. The run ends before a page that cannot be locked or decoded. That page
 //! is then loaded by itself, and this load reports the reason.
 
@@ -24,10 +24,11 @@ use crate::index::{LockedEntry, State};
 use crate::object::Extent;
 use crate::page::{PAGE_BYTES, Page};
 
-/// Most pages of a run: as many as a front end asks for at a time.
+/// The maximum number of pages of a run: as many as a front end asks for at a time.
 const PAGES_MAX: usize = 64;
 
-/// Most bytes between two records that one read covers: a second request would take longer.
+/// The maximum bytes between two records that one read covers. To read more takes longer than a
+/// second request.
 const GAP_MAX: u64 = 32 << 10;
 
 /// Neighbours with their entries locked, and the byte range of their records on the backing.
@@ -41,8 +42,8 @@ struct LockedNeighbours<'a> {
 }
 
 impl Cache {
-    /// Loads many neighbouring pages, from `first` on. Each outcome is passed to `loaded` with the
-    /// page's offset from `first`; an error of `loaded` ends the call.
+    /// Loads many neighbouring pages, beginning with `first`. Passes each outcome to `loaded`, with
+    /// the page's offset from `first`. An error of `loaded` ends the call.
     pub fn load_many<E>(
         &self,
         first: SwapEntry,
@@ -66,8 +67,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Loads as many pages from `first` on as one read of the backing can, and returns their
-    /// number; 0 if there is no such run. The other `pages` may be overwritten.
+    /// Loads as many pages, beginning with `first`, as one read of the backing can, and returns
+    /// their number; 0 if there is no such run. The other `pages` may be overwritten.
     fn load_run(&self, first: SwapEntry, pages: &mut [Page]) -> usize {
         let view = self.index.view();
         let is_placed = |key| matches!(view.peek(key).state(), State::Placed(_));
@@ -120,7 +121,7 @@ impl Cache {
             let record = &mut pages.as_flattened_mut()[place(extent)..][..end];
             let owner = SwapEntry(first.0 + page as u32);
             let held = self.open_read(owner, extent, proof, record);
-            // Not earlier: once the entry is unlocked, the segment may get another use, in which
+            // Not earlier, because the segment of an unlocked entry may get another use, in which
             // records have other lengths.
             run.unlock(page);
             let Ok(held) = held else { return page };

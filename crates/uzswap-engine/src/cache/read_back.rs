@@ -36,7 +36,8 @@ impl Cache {
         Ok(Fetched::Object { scratch, form: extent.form, checksum })
     }
 
-    /// Reads a record. Its entry is locked, so it can neither be cleaned away nor overwritten.
+    /// Reads a record. Its entry is locked, so the record can be neither cleaned away nor
+    /// overwritten.
     pub(crate) fn read_record<'a>(
         &self,
         key: SwapEntry,
@@ -99,7 +100,7 @@ impl Cache {
         Ok(OpenRecord { object, checksum })
     }
 
-    /// The same for a page written through: it has a slot to itself, without a header.
+    /// Opens a page written through, which has a slot to itself and no header.
     fn open_single<'a>(
         &self,
         owner: SwapEntry,

@@ -3,9 +3,9 @@
 //! The engine starts no thread. A front end has a maintaining thread, which calls
 //! [`Cache::maintain`] whenever [`Cache::wait_for_work`] returns. This thread works ahead of need
 //! so that stores do not wait. On a machine with several nodes there may be one more thread for
-//! each node, which calls [`Cache::maintain_node`] and waits for nothing else. A store that finds
-//! the pool at its limit makes room itself. It writes back the oldest pages first, so that the pool
-//! never has older pages than the backing.
+//! each node, which only calls [`Cache::maintain_node`]. A store that finds the pool at its limit
+//! makes room itself. It writes back the oldest pages first, so that the pool never has older pages
+//! than the backing.
 
 use super::{Cache, Reject};
 use crate::backing::slots::Slots;
@@ -175,7 +175,7 @@ impl Cache {
         self.reserve.of_nodes[node].doorbell.wait(timeout);
     }
 
-    /// Makes memory ready on a node for stores, and gives back a surplus. Errors: those of
+    /// Prepares memory on a node for stores, and gives back a surplus. Errors: those of
     /// [`Self::maintain`].
     pub fn maintain_node(&self, node: usize) -> io::Result<()> {
         let is_it = |other| other == node;
@@ -192,7 +192,7 @@ impl Cache {
         of_nodes.for_each(|maintainer| maintainer.doorbell.ring());
     }
 
-    /// True if another thread has rung for the one that waits in [`Self::wait_for_work`].
+    /// True if another thread has rung the bell for [`Self::wait_for_work`].
     pub(crate) fn is_rung(&self) -> bool {
         self.reserve.maintainer.doorbell.rung.load(Relaxed)
     }
@@ -244,7 +244,7 @@ impl Cache {
         (bytes / SECTION_BYTES * SECTION_BYTES).saturating_sub(self.reserve.reserve_bytes())
     }
 
-    /// Bytes of the smallest pool with which stores go on.
+    /// Bytes of the smallest pool with which stores make progress.
     pub fn pool_bytes_least(&self) -> usize {
         SECTION_BYTES
     }
@@ -262,7 +262,7 @@ impl Cache {
         provisioned
     }
 
-    /// The index comes first: no store works without it.
+    /// The index is first, because no store works without it.
     fn provision_in_turn(&self) -> io::Result<()> {
         self.index.provision()?;
         self.slots.provision();
@@ -288,7 +288,7 @@ impl Cache {
         }
     }
 
-    /// True if the pool hit its limit and has not come down to the threshold since.
+    /// True if the pool has hit its limit, and has not fallen to the threshold since.
     pub(crate) fn is_refusing(&self) -> bool {
         if !self.reserve.refusing.load(Relaxed) {
             return false;
@@ -336,7 +336,7 @@ impl Cache {
             self.compact();
             return Ok(());
         }
-        // The maintaining thread may have filled the reserve while this one waited for the lock.
+        // The maintaining thread may have filled the reserve while this thread waited for the lock.
         if !at_limit && topped_up().is_some() {
             return Ok(());
         }
@@ -365,8 +365,8 @@ impl Cache {
         })
     }
 
-    /// Waits briefly for memory on the node of the caller's processor, when none is ready and more
-    /// is to come. If none comes, no other store waits until the node has memory again.
+    /// Waits briefly for memory on the node of the caller's processor, if there is none but some is
+    /// about to come. If none comes, other stores do not wait until the node has memory again.
     pub(crate) fn wait_for_node(&self) {
         let maintainer = self.reserve.maintainer_of(self.pool.node_here());
         maintainer.doorbell.ring();

@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Units made in one call: some 12 ms, which is an eighth of a CPU if a call comes every 100 ms.
+/// Units made in one call: some 12 ms, an eighth of a CPU with a call every 100 ms.
 const UNITS_A_CALL: usize = 16;
 
 /// With more pages stored and loaded than this since the last call, the cache is in use.
@@ -124,7 +124,7 @@ impl Recompressor {
 }
 
 impl RecompressBuffers {
-    /// `None`: no memory.
+    /// `None` without memory.
     fn new() -> Option<Self> {
         let mut candidates = Vec::new();
         candidates.try_reserve_exact(UNIT_PAGES).ok()?;
@@ -236,7 +236,8 @@ impl Cache {
         work.candidates.len() == UNIT_PAGES
     }
 
-    /// Gives every CPU the buffers for pages of units, before there are units. `None`: no memory.
+    /// Gives every CPU the buffers for pages of units, before there are units. `None` without
+    /// memory.
     pub(crate) fn provide_units(&self) -> Option<()> {
         let make = || UnitScratch::new().map(Some);
         self.scratch.provide(|scratch| !scratch.has_unit(), make, Scratch::provide_unit)
@@ -287,8 +288,8 @@ impl Cache {
         }
     }
 
-    /// Adds the remaining pages of a unit, as far as there is space for candidates. True if all
-    /// were added; `None` when the unit cannot be read.
+    /// Adds the remaining pages of a unit, while there is space for candidates. True if all were
+    /// added; `None` when the unit cannot be read.
     fn take_apart(&self, work: &mut RecompressBuffers, unit: SwapEntry) -> Option<bool> {
         let mut there = 0;
         for piece in Units::pieces(unit) {

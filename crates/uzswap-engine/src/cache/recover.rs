@@ -33,9 +33,9 @@ use uzswap_sys::node::Nodes;
 
 impl Cache {
     /// A cache in the memory of a file from [`uzswap_sys::shared::create`], which outlives the
-    /// process. If the file is that of a killed process, its cache is taken over: each page is as
-    /// it was last stored. Only the page of an unfinished store or invalidation may be neither the
-    /// old nor the new one; the caller repeats that call. `config` and the size of `backing` must
+    /// process. If the file is that of a killed process, this takes its cache over: each page is as
+    /// it was last stored. The page of an unfinished store or invalidation may be neither the old
+    /// nor the new page, so the caller repeats that call. `config` and the size of `backing` must
     /// be the same as before; a changed attribute keeps its value. No other process may use the
     /// file.
     ///
@@ -106,8 +106,8 @@ impl Cache {
     }
 
     /// Claims the objects that entries refer to. Entries of records and units without pages are
-    /// absent afterwards. Records come before pages in the index, so of two entries that claim an
-    /// object the second is the page.
+    /// absent afterwards. Records precede pages in the index, so of two entries that claim an
+    /// object the second is the page's.
     fn claim_objects(&self, view: &View<'_>) -> Result<Claims, SetupError> {
         let mut claims = Claims::new(&self.pool);
         for (key, entry) in entries(view) {

@@ -168,7 +168,7 @@ impl Cache {
         self.backing.remote()
     }
 
-    /// How long the reads took that this store answered; `None`: there is no store.
+    /// The times of the reads that the store answered; `None` if there is no store.
     pub fn remote_read_times(&self) -> Option<Counted> {
         self.backing.remote_read_times()
     }

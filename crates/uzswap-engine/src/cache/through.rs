@@ -101,15 +101,15 @@ impl Cache {
         Some(proof)
     }
 
-    /// Moves pages written through together, so that free slots become free segments. True if any
-    /// segment became free. Called with the writer's lock held.
+    /// Gathers pages written through in fewer segments, so that free slots become free segments.
+    /// True if a segment became free. The caller holds the writer's lock.
     pub(crate) fn pack_singles(&self) -> bool {
         self.slots.drain();
         self.pack(self.slots.emptiest())
     }
 
-    /// Moves the pages of victims elsewhere, the emptiest first. A reserved segment stays broken up
-    /// meanwhile, so each of its other slots has a page written through, or none.
+    /// Moves the pages of victims elsewhere, the emptiest first. A reserved segment stays broken
+    /// up, so each of its other slots has a page written through, or none.
     fn pack(&self, victims: [Option<Segment>; VICTIMS]) -> bool {
         let view = self.index.view();
         // Reserves all victims, so that none takes the pages of another.
@@ -133,7 +133,8 @@ impl Cache {
             self.slots.drain();
             self.slots.release(own);
             won += i64::from(self.slots.segments.state(victim) != Use::Singles);
-            // No pages of other victims are to move there, even if some pages had to stay.
+            // No pages of other victims are to move into this segment, even if some of its pages
+            // had to stay.
             held[at] = self.slots.reserve(victim);
             if !has_moved {
                 break;
@@ -257,7 +258,7 @@ mod tests {
             let stays = |offset: &u32| offset.is_multiple_of(8);
             let gone = (1000..1192).filter(|offset| !stays(offset));
             gone.for_each(|offset| cache.invalidate(key(offset)));
-            // Pages that are elsewhere, and one that is nowhere; the slots were theirs.
+            // The slots of three pages that are elsewhere now, and of a page that is gone.
             (0..4).for_each(|offset| {
                 assert_eq!(cache.store(key(offset), &noise(offset)), Store::Stored)
             });

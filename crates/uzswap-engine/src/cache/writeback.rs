@@ -75,7 +75,7 @@ impl Writeback {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Makes the buffer of a CPU that comes up. Errors: no memory.
+    /// Makes the buffer of a CPU that comes up. Fails without memory.
     pub(crate) fn start_cpu(&self, cpu: usize) -> io::Result<()> {
         self.buffers.start(cpu, StoreBuffer::new)
     }
@@ -100,8 +100,9 @@ struct SegmentWriter {
     /// The segment being filled.
     open: Option<Open>,
     in_flight: Vec<InFlight>,
-    /// Segments whose copies are in flight. They are not reused before all writes have ended: a
-    /// commit recognises an entry by its old place, which must not be another page's by then.
+    /// Segments whose copies are in flight. They are not reused before all writes have ended,
+    /// because a commit recognises an entry by its old place. That place must not have another page
+    /// yet.
     cleaning: Vec<Segment>,
     /// With more live bytes than this, cleaning has won nothing.
     hopeless_above: u64,
@@ -111,7 +112,8 @@ struct SegmentWriter {
 struct StoreBuffer(Option<Buffer>);
 
 impl StoreBuffer {
-    /// Most such buffers: with more, stores would wait for the device rather than for a buffer.
+    /// The maximum number of such buffers. With more, stores would wait for the device rather than
+    /// for a buffer.
     const MAX: usize = 16;
 
     fn new() -> io::Result<Self> {
@@ -193,7 +195,8 @@ impl Open {
         &mut self.buffer[object..object + usize::from(record.form.bytes)]
     }
 
-    /// Ends the records and seals them, once. Returns the number of bytes to write.
+    /// Completes the records and seals them. Called once for each segment. Returns the number of
+    /// bytes to write.
     fn finish(&mut self, seal: Option<&Seal>, block_bytes: usize) -> usize {
         if let (Some(seal), Some(generation)) = (seal, self.generation) {
             let records = &mut self.buffer[..self.filled];
@@ -211,7 +214,7 @@ impl Open {
 struct Filled {
     /// Bytes of the objects that were copied.
     bytes: usize,
-    /// True if no more fits. Otherwise there is no page left to write.
+    /// True if no further record fits. Otherwise there is no page left to write.
     is_full: bool,
 }
 
@@ -243,8 +246,8 @@ impl Cache {
 
     /// Writes back segment after segment until `enough` is true, objects of `bytes_max` were
     /// written, or nothing is left to write. `enough` gets the bytes in flight that will leave the
-    /// pool. Before each segment `top_up` makes memory ready for stores. It may allocate, so it
-    /// runs without the writer's lock, which stores may wait for.
+    /// pool. Before each segment `top_up` prepares memory for stores. It may allocate, so it runs
+    /// without the writer's lock, which stores may wait for.
     pub(crate) fn write_back(
         &self,
         bytes_max: usize,
@@ -321,7 +324,7 @@ impl Cache {
         }
     }
 
-    /// The same with the writer's lock, and with cleaning if that is needed.
+    /// Writes with the writer's lock, and cleans if that is needed.
     fn write_as_writer(&self) -> bool {
         let before = self.pool.bytes();
         let mut has_begun = false;
@@ -343,8 +346,8 @@ impl Cache {
         }
     }
 
-    /// Fills a segment with the oldest pages and submits it. `None`: cleaning has not made the
-    /// space yet, and goes on with the next call.
+    /// Fills a segment with the oldest pages and submits it. `None` if cleaning has not made the
+    /// space yet; the next call continues it.
     fn write_segment(&self, writer: &mut SegmentWriter) -> Option<Filled> {
         let nothing = Some(Filled { bytes: 0, is_full: false });
         let cleaning = self.clean_if_short(writer);
@@ -421,8 +424,8 @@ impl Cache {
         writer.in_flight.push(InFlight { segment, generation });
     }
 
-    /// Writes the copied records and waits for every write in flight. Another thread may have been
-    /// the writer in between, and then there is less to wait for.
+    /// Writes the copied records and waits for every write in flight. If another thread was the
+    /// writer since, there is less to wait for.
     fn flush(&self, writer: &mut SegmentWriter) {
         if self.writeback_works() {
             self.submit(writer);

@@ -1,7 +1,7 @@
 //! Dictionaries: the common parts of a program's pages, trained on some of them.
 //!
 //! A zstd frame names its dictionary in its header, by a number from 1: one byte more. A dictionary
-//! stays as long as the cache, because any object may need it, in memory or on the backing.
+//! lives as long as the cache, because any object may need it, in memory or on the backing.
 //! docs/design/dictionaries.md has the figures behind the constants.
 
 use crate::durable::{DICTIONARIES_MAX, Durable};
@@ -26,7 +26,7 @@ const _: () = assert!(DICTIONARIES_MAX <= u8::MAX as usize, "a frame names it in
 pub(crate) struct Dictionaries {
     /// The first has number 1. They are filled from the front.
     made: [OnceLock<Dictionary>; DICTIONARIES_MAX],
-    /// Dictionaries are also written here, for a process that takes the cache over.
+    /// The memory to which dictionaries are also written, for a process that takes the cache over.
     durable: Option<Arc<Durable>>,
 }
 
@@ -52,7 +52,8 @@ impl Default for Dictionaries {
 }
 
 impl Dictionaries {
-    /// The dictionaries of a cache that is taken over, if any. New ones are written to `durable`.
+    /// The dictionaries of a cache that is taken over, if there are some. New ones are written to
+    /// `durable`.
     pub(crate) fn kept_in(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let dictionaries = Self { durable: durable.cloned(), ..Self::default() };
         let kept = durable.filter(|durable| durable.is_held()).map(Durable::dictionaries);
@@ -97,7 +98,7 @@ impl Dictionaries {
         slot.get().map(|dictionary| &dictionary.decoder)
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all dictionaries.
     pub(crate) fn bytes(&self) -> usize {
         let made = self.made.iter().filter_map(OnceLock::get);
         made.map(|one| one.content.capacity() + one.decoder.sizeof()).sum()
@@ -130,7 +131,7 @@ impl Encoder {
         self.is_worth_it.load(Relaxed)
     }
 
-    /// From now on, pages are compressed with this dictionary, or only tried with it.
+    /// Sets whether pages are compressed with this dictionary, or only tried with it.
     pub(crate) fn set_worth_it(&self, is_worth_it: bool) {
         self.is_worth_it.store(is_worth_it, Relaxed);
     }

@@ -40,7 +40,7 @@ impl Lz4 {
         self.level = level;
     }
 
-    /// The same for bytes that are not a program's page, such as planes of numbers: by the library
+    /// Compresses bytes that are not a program's page, such as planes of numbers. Uses the library
     /// where the level leaves the choice.
     pub(super) fn compress_bytes(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let level = if self.level == BY_PAGE { 1 } else { self.level };

@@ -47,7 +47,7 @@ const END: [u8; 3] = [0x11, 0, 0];
 
 /// A codec with its working memory, so that no call allocates.
 pub(super) struct Lzo {
-    /// Where in the page the bytes that hash to a slot were last seen.
+    /// The place in the page where bytes with this hash were last seen.
     table: Box<[u16; SLOTS]>,
 }
 
@@ -58,7 +58,7 @@ impl Lzo {
 }
 
 impl Compressor for Lzo {
-    /// Writes the object of `page` to the front of `out` and tells its length, or `None` when it
+    /// Writes the object of `page` to the front of `out` and returns its length, or `None` when it
     /// does not fit. The same page always makes the same object.
     fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         // A cleared slot names position 0, which lies before every position looked up.
@@ -72,7 +72,7 @@ impl Compressor for Lzo {
             writer.emit(page, from, found.at - back, len + back, found.at - found.old)?;
             from = found.at + len;
             at = from;
-            // The next match often starts where this one could have ended a byte sooner.
+            // The next match often starts one byte before the end of this one.
             if from - 1 <= LAST {
                 self.table[slot(load(page, from - 1))] = (from - 1) as u16;
             }
@@ -128,7 +128,7 @@ fn seek(table: &mut [u16; SLOTS], page: &Page, from: usize, mut at: usize) -> Op
     None
 }
 
-/// The length of a match from `found.at` on.
+/// The length of a match that begins at `found.at`.
 #[inline(always)]
 fn equal_after(page: &Page, found: Match) -> usize {
     let Match { old, at, differ } = found;
@@ -213,7 +213,7 @@ impl Writer<'_> {
         self.put(&((dist << 2) as u16).to_le_bytes())
     }
 
-    /// Appends literals; only after a copy may there be none.
+    /// Appends literals. There may be no literals only after a copy.
     #[inline(never)]
     fn literals(&mut self, literals: &[u8]) -> Option<()> {
         let count = literals.len();
@@ -260,7 +260,7 @@ struct Cursor {
     input: usize,
     /// The place of the next byte in the page.
     at: usize,
-    /// How many literals came last: 0 to 3, or 4 for any larger number.
+    /// The number of literals just before: 0 to 3, or 4 for any larger number.
     state: usize,
 }
 

@@ -225,7 +225,7 @@ fn touch_stack() {
     std::hint::black_box(&mut [0u8; STACK_BYTES]);
 }
 
-/// If a page's object is larger than this, the page may be one of numbers, and may compress better
+/// If a page's object is larger than this, the page may consist of numbers, and compress better
 /// when these are taken apart.
 const NUMBERS_BYTES_MIN: usize = PAGE_BYTES / 4;
 
@@ -321,8 +321,8 @@ impl Codecs {
         self.zstd.uses_dictionary(encoder)
     }
 
-    /// Makes zstd use another dictionary, or none. Leaves the old one in `with` for the caller to
-    /// drop.
+    /// Makes zstd use another dictionary, or none. Leaves the old dictionary in `with` for the
+    /// caller to drop.
     pub(crate) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
         self.zstd.exchange_dictionary(with);
     }

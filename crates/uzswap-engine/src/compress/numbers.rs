@@ -29,7 +29,7 @@ const BLOCKS: usize = WORDS / BLOCK;
 /// The first word of a sample, of one block, that decides if a page is worth a full check.
 const LOOK: usize = WORDS / 2;
 
-/// The difference between a word and the one before.
+/// The difference between a word and its predecessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Difference {
     /// By exclusive or: for labels and noise, whose order means nothing.
@@ -152,7 +152,7 @@ fn rounds_to_nearest() -> bool {
     quotients == [0x3fd5_5555_5555_5555, 0x3fb9_9999_9999_999a]
 }
 
-/// The integer next to a float times `power`, if there is one; otherwise any.
+/// The integer nearest to a float times `power`, if that fits an integer; otherwise any.
 fn integer_of(float: u64, power: f64) -> u64 {
     (f64::from_bits(float) * power + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits())
 }
@@ -162,7 +162,8 @@ fn float_of(integer: u64, power: f64) -> u64 {
     ((f64::from_bits(integer.wrapping_add(MAGIC.to_bits())) - MAGIC) / power).to_bits()
 }
 
-/// The same by integers alone, for any rounding of this thread; some ten times as slow.
+/// The float, computed by integers alone, for any rounding mode of this thread. Some ten times as
+/// slow.
 fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     let magnitude = u128::from((integer as i64).unsigned_abs() & (2 * INTEGER_MAX - 1));
     if magnitude == 0 {
@@ -338,7 +339,7 @@ mod tests {
     #[test]
     fn each_kind_of_array_is_taken_apart_in_its_own_way() {
         let mut random = Random(3);
-        // Times in microseconds, each up to 2000 after the one before.
+        // Times in microseconds, each up to 2000 after its predecessor.
         let mut time = 1_700_000_000_000_000;
         let times = page_of(|_| {
             time += random.below(2000) as u64;

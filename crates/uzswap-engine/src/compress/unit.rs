@@ -25,7 +25,7 @@ use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, InBuffer, OutBu
 pub(crate) const UNIT_PAGES: usize = 16;
 /// Pages of a group: a unit has whole groups.
 pub(crate) const GROUP_PAGES: usize = 4;
-/// Bytes of a unit, at most: sixteen pages that do not fit are divided among several units.
+/// The maximum bytes of a unit. Sixteen pages that do not fit are divided among several units.
 pub(crate) const UNIT_BYTES_MAX: usize = 14 << 10;
 
 const GROUPS: usize = UNIT_PAGES / GROUP_PAGES;
@@ -55,7 +55,7 @@ impl UnitEncoder {
     /// takes 190 µs and makes units 1 % smaller.
     const LEVEL: i32 = 9;
 
-    /// `None`: no memory.
+    /// `None` without memory.
     pub(crate) fn new() -> Option<Self> {
         let mut context = CCtx::try_create()?;
         for parameter in [
@@ -70,10 +70,9 @@ impl UnitEncoder {
         Some(Self { context, group: boxed(HEADERS_BYTES + GROUP_BYTES, || 0).ok()? })
     }
 
-    /// Makes a unit of the first pages, in whole groups, as many as fit in `out`. Returns the
-    /// unit's length and the number of its pages, or `None` when not even one group fits. `keys`
-    /// are those of the pages; `numbers` marks pages of numbers. `out` has space for
-    /// [`UNIT_BYTES_MAX`].
+    /// Makes a unit of the first pages: as many whole groups as fit in `out`. Returns the unit's
+    /// length and the number of its pages, or `None` when not even one group fits. `keys` are those
+    /// of the pages; `numbers` marks pages of numbers. `out` has space for [`UNIT_BYTES_MAX`].
     pub(crate) fn encode(
         &mut self,
         keys: &[u32],
@@ -130,7 +129,7 @@ pub(crate) struct UnitDecoder {
 }
 
 impl UnitDecoder {
-    /// `None`: no memory.
+    /// `None` without memory.
     pub(crate) fn new() -> Option<Self> {
         let mut context = DCtx::try_create()?;
         for parameter in

@@ -24,7 +24,7 @@ pub(super) struct Zstd {
     decompress: DCtx<'static>,
     pub(super) dictionaries: Arc<Dictionaries>,
     with: Option<WithDictionary>,
-    /// Pages so far.
+    /// The number of pages so far.
     pages: u32,
     /// The trial of the last page, if that page was one.
     pub(super) trial: Option<Trial>,
@@ -89,7 +89,7 @@ impl Zstd {
         used.map(Arc::as_ptr) == encoder.map(Arc::as_ptr)
     }
 
-    /// Exchanges the dictionary for another one, or none.
+    /// Exchanges the dictionary for another, or for none.
     pub(super) fn exchange_dictionary(&mut self, with: &mut Option<WithDictionary>) {
         std::mem::swap(&mut self.with, with);
     }

@@ -4,8 +4,8 @@
 //! the drop of the guard, so the lock keeps an object alive. A thread holds the lock while it
 //! copies one object (some 30 ns), and never while it compresses. It holds the lock longer to
 //! decompress a page that is compared with another or enters a unit. It also does so to read a
-//! record from the backing, to move one by packing, and to load exclusively. Only a second user of
-//! the same page waits for that.
+//! record from the backing, to move a page by packing, and to load exclusively. Only a second user
+//! of the same page waits then.
 //!
 //! Only `transition` changes an entry: the private items here are visible there and nowhere else.
 
@@ -63,7 +63,7 @@ impl Entry {
         locked
     }
 
-    /// Locks the entry if it is neither locked nor gone.
+    /// Locks the entry, unless it is locked or gone.
     pub(crate) fn try_lock(&self) -> Option<EntryLock<'_>> {
         let word = self.word.load(Ordering::Relaxed) & !Word::LOCKED;
         if word == Word::GONE.0 {

@@ -1,15 +1,14 @@
 //! Swap entry → [`Entry`].
 //!
 //! Two levels: a directory, and trunks of 16 MiB of address space each, made when the first page in
-//! them is stored. A lookup is two loads and no lock. Trunks come from a few spare ones that
-//! [`Index::provision`] made ahead, because the kernel may wait for the storing thread in order to
-//! find memory.
+//! them is stored. A lookup is two loads and no lock. [`Index::provision`] makes a few spare trunks
+//! ahead of need, because the kernel may need the storing thread to get memory.
 //!
 //! [`Index::reclaim`] frees a trunk whose entries are all absent. A thread looks entries up through
 //! a [`View`], which pins the thread: the entries that it found stay in memory until the view is
-//! dropped. An entry may be *gone* by then: before a trunk leaves the directory, each of its
-//! entries, absent and unlocked, is marked gone. No thread can lock a gone entry; a thread that
-//! meets one looks the key up again.
+//! dropped. Such an entry may be *gone*: before a trunk leaves the directory, each of its entries,
+//! absent and unlocked, is marked gone. No thread can lock a gone entry. A thread that meets a gone
+//! entry looks the key up again.
 
 mod entry;
 mod trunk;
@@ -51,12 +50,12 @@ pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 pub(crate) struct Index {
     trunks: Box<[Atomic<Trunk>]>,
     emptying: Emptying,
-    /// The same for a process that takes the cache over: the number of each trunk's frame plus one,
-    /// or 0. Written with `spare` locked.
+    /// The directory for a process that takes the cache over: the number of each trunk's frame plus
+    /// one, or 0. Written with `spare` locked.
     directory: Option<Values<DurableAtomic<AtomicU32>>>,
     memory: TrunkMemory,
     spare: Mutex<Vec<Owned>>,
-    /// Most spare trunks that are kept ready.
+    /// The maximum number of spare trunks.
     spare_max: AtomicUsize,
     /// The number after that of the last trunk made for pages: probably the next. A hint.
     next: AtomicUsize,
@@ -120,7 +119,7 @@ impl Emptying {
         }
     }
 
-    /// Takes all bits, one after the other.
+    /// Takes all bits, one after another.
     fn take(&self) -> impl Iterator<Item = usize> {
         let words = (0..self.words.len()).flat_map(|at| Self::take_word(&self.words, at));
         words.flat_map(|at| Self::take_word(&self.trunks, at))
@@ -145,8 +144,8 @@ impl Emptying {
 pub(crate) struct NoTrunk;
 
 impl Index {
-    /// Trunks kept ready. The kernel gives out swap slots mostly in order, one 16 MiB step at a
-    /// time; sixteen trunks are 256 MiB of stores.
+    /// The number of spare trunks. The kernel gives out swap slots mostly in order, so that a trunk
+    /// serves 16 MiB of stores. Sixteen trunks serve 256 MiB.
     const SPARE: usize = 16;
 
     /// An index for at most `pages_max` pages over all areas, in the process's memory or in memory
@@ -197,8 +196,8 @@ impl Index {
         &self.lists
     }
 
-    /// Makes spare trunks up to the number kept ready, but no more than pages can still need, and
-    /// one for records. Allocates: never called to serve a request. Errors: no memory.
+    /// Makes spare trunks up to their maximum, but no more than pages can still need, and one for
+    /// records. Allocates, so it is never called to serve a request. Fails without memory.
     pub(crate) fn provision(&self) -> io::Result<()> {
         let made = self.made_for_pages.load(Ordering::Relaxed);
         let missing = self.page_trunks.load(Ordering::Relaxed).saturating_sub(made);
@@ -212,7 +211,7 @@ impl Index {
             drop(spare);
             let trunk = self.memory.make(number)?;
             let mut spare = lock(&self.spare);
-            // Another thread may have made a trunk meanwhile, and `spare` has no space for more.
+            // Another thread may have made a trunk since, and `spare` has no space for more.
             if spare.len() < wanted {
                 spare.push(trunk);
             } else {
@@ -450,7 +449,7 @@ impl View<'_> {
         }
     }
 
-    /// Locks a page's entry; makes it from a spare trunk where there is none.
+    /// Locks a page's entry, and makes it from a spare trunk if there is none.
     pub(crate) fn lock_made(&self, key: SwapEntry) -> Result<LockedEntry<'_>, NoTrunk> {
         loop {
             self.ensure(key)?;
@@ -478,7 +477,7 @@ impl View<'_> {
             let directory = self.index.directory.as_ref();
             if let (Some(directory), Some(frame)) = (directory, self.index.memory.frame_of(&trunk))
             {
-                // Before any store there, so that a process that takes over finds the trunk.
+                // Before any store to the trunk, so that a process that takes over finds it.
                 directory[number].store(frame.word(), Ordering::Release);
             }
             slot.store(trunk.shared(), Ordering::Release);

@@ -34,7 +34,7 @@ pub(super) struct Trunk {
     freed: std::sync::atomic::AtomicBool,
 }
 
-/// A trunk with one owner: it is ready, in the directory, or to be freed.
+/// A trunk with one owner: it is spare, in the directory, or to be freed.
 ///
 /// Invariant: it points to a trunk that [`TrunkMemory::make`] made and that is not freed.
 #[derive(Debug)]
@@ -107,7 +107,7 @@ impl TrunkMemory {
 }
 
 impl Index {
-    /// Keeps at most `trunks` trunks ready, and frees the others.
+    /// Keeps at most `trunks` spare trunks, and frees the others.
     pub(crate) fn set_spare_max(&self, trunks: usize) {
         let most = trunks.clamp(1, Self::SPARE);
         self.spare_max.store(most, std::sync::atomic::Ordering::Relaxed);
@@ -147,8 +147,8 @@ pub(super) fn get<'g>(at: Shared<'g, Trunk>) -> Option<&'g Trunk> {
 }
 
 /// Trunks that no thread can use any more, to be freed: linked by their first entries' second
-/// words. Any thread that pins itself may have to add a trunk here. A serving thread must not free
-/// the trunk, because a thread that waits for memory may have the allocator's lock.
+/// words. Any thread that pins itself may have to add a trunk to this list. A serving thread must
+/// not free a trunk, because a thread that waits for memory may have the allocator's lock.
 #[cfg(not(feature = "shuttle"))]
 pub(super) struct Retired {
     first: AtomicU64,
@@ -164,7 +164,8 @@ impl Retired {
         Self { first: AtomicU64::new(0), outlives: memory.0.as_ref().map(Arc::downgrade) }
     }
 
-    /// The memory of all of them, while the caller has it; `None` if it went with the cache.
+    /// The memory of the retired trunks, while the caller uses it; `None` if it was freed with the
+    /// cache.
     fn memory(&self) -> Option<TrunkMemory> {
         match &self.outlives {
             None => Some(TrunkMemory(None)),
@@ -236,7 +237,7 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
                 retired.push(trunk);
             }
         };
-        // `push` has three words, so the epochs allocate nothing for it. It owns or keeps
+        // `push` has three words, so the epochs allocate nothing for it. It owns, or keeps alive,
         // everything that it uses.
         pinned.defer(push);
     }
@@ -311,7 +312,7 @@ mod tests {
         };
         (0..TRUNKS).for_each(|number| store(number * TRUNK_ENTRIES));
         assert_eq!(at_home(), TRUNKS);
-        // Trunks that come back in another order get any home.
+        // Trunks that are made again in another order get any home.
         let keys = (0..TRUNKS).map(|number| area.entry((number * TRUNK_ENTRIES) as u32).unwrap());
         keys.for_each(|key| cache.invalidate(key));
         (0..2).for_each(|_| _ = cache.maintain());

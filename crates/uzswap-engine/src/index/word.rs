@@ -1,4 +1,4 @@
-//! The 64 bits that tell where a page is.
+//! The 64 bits that have a page's state and place.
 //!
 //! ```text
 //!  63           19 18         7 6 5 4 3 2 1 0

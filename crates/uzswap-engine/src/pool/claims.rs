@@ -45,7 +45,7 @@ impl Claims {
         Self { first, bits: vec![0; end.div_ceil(64)] }
     }
 
-    /// The bit of an object; `None` if an object of `bytes` does not fit there.
+    /// The bit of an object; `None` if an object of `bytes` does not fit at this handle.
     fn bit(&self, pool: &Pool, handle: Handle, bytes: usize) -> Option<usize> {
         let zspage = handle.zspage() as usize;
         let (start, end) = (*self.first.get(zspage)?, *self.first.get(zspage + 1)?);

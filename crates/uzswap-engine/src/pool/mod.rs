@@ -3,7 +3,7 @@
 //! [`Pool::alloc`] gives a [`Handle`], never an address. An object has the key of its owner, so
 //! that [`Pool::compact`] and [`Pool::vacate`] can move it and change the owner's entry. The lock
 //! of its owner's entry keeps an object alive. A thread that reads, writes, moves or frees an
-//! object has that lock, or has just allocated the object and told no other thread.
+//! object has that lock, or has just allocated the object and not published it.
 //!
 //! Locks: one for each size class, held for a few list operations or the copy of one zspage's
 //! objects. A thread takes the sections' lock once for a whole zspage. The pool has no lock.
@@ -61,14 +61,14 @@ impl Header {
     }
 }
 
-/// No frame on line is free, the limit is reached, or no descriptor is ready.
+/// No frame on line is free, the limit is reached, or there is no spare descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoMemory;
 
 /// Lists of zspages by how full they are. Full ones are on no list.
 const GROUPS: usize = 8;
 const FULL: u8 = GROUPS as u8;
-/// The group of a zspage that is being emptied, or lies in a section that is. It is on no list, so
+/// The group of a zspage that is being emptied, or whose section is. The zspage is on no list, so
 /// it gets no new object.
 const LEAVING: u8 = FULL + 1;
 
@@ -119,8 +119,8 @@ pub(crate) struct Pool {
     growing: Box<[Mutex<Growing>]>,
 }
 
-/// Locked while a section comes on line, so that threads that lack memory at the same time bring
-/// one section, and not one each. No serving thread waits for this lock.
+/// Locked while a section comes on line, so that several threads that lack memory bring one section
+/// on line together, not one each. No serving thread waits for this lock.
 struct Growing;
 
 impl Pool {
@@ -228,7 +228,7 @@ impl Pool {
         self.sections.set_limit(bytes / PAGE_BYTES);
     }
 
-    /// Most bytes of frames in use.
+    /// The maximum bytes of frames in use.
     pub(crate) fn limit(&self) -> usize {
         self.sections.limit() * PAGE_BYTES
     }
@@ -254,7 +254,7 @@ impl Pool {
         self.sections.free_frames() * PAGE_BYTES
     }
 
-    /// True if descriptors are ready for `bytes` of frames, in zspages of any class.
+    /// True if there are spare descriptors for `bytes` of frames, in zspages of any class.
     pub(crate) fn has_descriptors(&self, bytes: usize) -> bool {
         self.zspages.has_ready(bytes / PAGE_BYTES)
     }
@@ -273,7 +273,7 @@ impl Pool {
         }
     }
 
-    /// Notes that no store should wait for memory on the caller's node before there is some.
+    /// Notes that no store should wait for memory on the caller's node until the node has some.
     pub(crate) fn note_late(&self) {
         self.sections.note_late(self.nodes.here());
     }
@@ -314,7 +314,7 @@ impl Pool {
     }
 
     /// Brings sections on line until `reserve` bytes and their descriptors are free on each node
-    /// that `is_meant`. Allocates, and may wait for the kernel. Errors: the machine has no more
+    /// that `is_meant`. Allocates, and may wait for the kernel. Fails if the machine has no more
     /// memory.
     pub(crate) fn provision(
         &self,
@@ -328,7 +328,7 @@ impl Pool {
             self.sections.free_on(*node) * PAGE_BYTES < reserve
                 && (!self.sections.is_short(*node) || self.free_bytes() < enough)
         };
-        // One section at a time, to the node with the least: stores go on meanwhile, and one node
+        // One section at a time, to the node with the least, because stores continue, and one node
         // must not delay the others.
         while self.sections.can_grow() {
             let meant = self.served().filter(|node| is_meant(*node) && lacks(node));

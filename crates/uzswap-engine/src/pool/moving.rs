@@ -1,4 +1,4 @@
-//! Objects that move: compaction, and sections that are emptied.
+//! Moves objects: compaction, and the emptying of sections.
 
 use super::section::Refused;
 use super::size_class::{self, classes};
@@ -10,13 +10,13 @@ use crate::sync::{MutexGuard, lock, try_lock};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 /// Gives an owner another handle: tries to lock its entry, checks that it still has `from`, calls
-/// `copy`, and sets `to`. `false`: the object cannot move now.
+/// `copy`, and sets `to`. `false` if the object cannot move now.
 pub(crate) type Relocate<'a> = &'a dyn Fn(SwapEntry, Handle, Handle, &dyn Fn()) -> bool;
 
 /// The reason why an object stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stuck {
-    /// No other section has space for it.
+    /// No other section has space for the object.
     NoRoom,
     /// Its owner's entry is locked.
     Held(SwapEntry),
@@ -27,7 +27,7 @@ pub(crate) enum Stuck {
 /// The objects left in a section that was to be emptied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Left {
-    /// The reason, for one of the objects.
+    /// The reason why one of the objects stays.
     pub(crate) stuck: Stuck,
     pub(crate) objects: usize,
     /// Bytes of their frames.
@@ -117,7 +117,7 @@ impl Pool {
                 continue;
             }
             match zspage.used.load(Relaxed) {
-                // Its last object was freed meanwhile.
+                // Another thread has freed the zspage's last object.
                 0 => self.release(class_number, &mut class, number),
                 _ => self.link(class_number, &mut class, number),
             }

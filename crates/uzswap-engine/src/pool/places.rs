@@ -45,7 +45,7 @@ impl Pool {
         self.nodes.count()
     }
 
-    /// Nodes that have memory at the moment, where the kernel tells.
+    /// The nodes that have memory at the moment, if the kernel reports them.
     pub(crate) fn nodes_with_memory(&self) -> Option<Vec<usize>> {
         self.nodes.with_memory()
     }
@@ -60,8 +60,8 @@ impl Pool {
         self.sections.is_closed(node)
     }
 
-    /// Stops a node from getting memory, or lets it get some again. `false`: it is the last node
-    /// that gets any.
+    /// Stops a node from getting memory, or lets it get memory again. `false` if it is the last
+    /// node that gets memory.
     pub(crate) fn close(&self, node: usize, is_closed: bool) -> bool {
         let others = (0..self.nodes.count()).filter(|other| *other != node);
         let may = !is_closed || others.into_iter().any(|other| !self.sections.is_closed(other));

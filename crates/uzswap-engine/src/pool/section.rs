@@ -32,7 +32,7 @@ pub(crate) const SECTION_FRAMES: usize = 512;
 /// Bytes in a section.
 pub(crate) const SECTION_BYTES: usize = SECTION_FRAMES * PAGE_BYTES;
 
-/// A page of the pool's memory: its section and its index there.
+/// A page of the pool's memory: its section and its index in the section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame(pub(super) u32);
 
@@ -113,21 +113,21 @@ pub(super) struct Sections {
     /// Sections that must have no memory.
     offline: AtomicUsize,
     used_frames: AtomicUsize,
-    /// Most frames in use.
+    /// The maximum number of frames in use.
     limit: AtomicUsize,
-    /// Memory that outlives the process, and the state of each section there.
+    /// Memory that outlives the process, with the state of each section.
     durable: Option<(Arc<Durable>, Values<DurableAtomic<AtomicU32>>)>,
 }
 
-/// The state of a section in memory that outlives the process. A section with memory is never
-/// [`kept::NONE`] there, so none is forgotten, whenever the process ends.
+/// The state of a section in memory that outlives the process. There a section with memory is never
+/// [`kept::NONE`], so no section is forgotten, whenever the process ends.
 mod kept {
     pub(super) const NONE: u32 = 0;
     pub(super) const ONLINE: u32 = 1;
     pub(super) const OFFLINE: u32 = 2;
 }
 
-/// The reason why a section does not get another state.
+/// The reason why a section keeps its state.
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// Its present state does not allow the change.
@@ -182,7 +182,8 @@ impl Sections {
         self.limit.store(frames, Ordering::Relaxed);
     }
 
-    /// Most frames in use: the limit that was set, as far as sections may have memory.
+    /// The maximum number of frames in use: the set limit, or fewer if fewer sections may have
+    /// memory.
     pub(super) fn limit(&self) -> usize {
         let sections = self.possible() - self.offline.load(Ordering::Relaxed);
         self.limit.load(Ordering::Relaxed).min(sections * SECTION_FRAMES)
@@ -223,7 +224,7 @@ impl Sections {
         self.on_node[section].load(Ordering::Acquire).into()
     }
 
-    /// Stops a node from getting memory, or lets it get some again.
+    /// Stops a node from getting memory, or lets it get memory again.
     pub(super) fn close(&self, node: usize, is_closed: bool) {
         self.closed[node].store(is_closed, Ordering::Relaxed);
     }
@@ -345,8 +346,8 @@ impl Sections {
         Ok(())
     }
 
-    /// Makes the memory on the given node if possible. A kernel without the call for that places it
-    /// anywhere, and tells its node afterwards.
+    /// Makes the memory on the given node if possible. A kernel without such a call places the
+    /// memory anywhere, and reports its node afterwards.
     fn populate(
         &self,
         number: usize,
@@ -479,8 +480,8 @@ impl Sections {
         Ok(true)
     }
 
-    /// Gives back the memory of a node's highest section without a frame in use; `false`: there is
-    /// none.
+    /// Gives back the memory of a node's highest section without a frame in use; `false` if there
+    /// is none.
     pub(super) fn give_one_back(&self, node: usize) -> bool {
         let mut inner = lock(&self.inner);
         let Some(number) = inner.nodes[node].empty.last() else { return false };

@@ -1,9 +1,9 @@
 //! Size classes: the sizes of objects, and the number of frames in a zspage of each.
 //!
 //! Sizes go up in steps of 16 bytes. Each size gets the number of frames (1 to 8) with the least
-//! waste at the end. Sizes with the same frames and the same number of objects are one class, that
-//! of the largest. A size that fits only once in a frame is in the *huge* class: one raw page in
-//! one frame, with its header elsewhere.
+//! waste at the end. Sizes with the same frames and the same number of objects share one class,
+//! that of the largest. A size that fits only once in a frame is in the *huge* class: one raw page
+//! in one frame, with its header elsewhere.
 
 use crate::page::PAGE_BYTES;
 

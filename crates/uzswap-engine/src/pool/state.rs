@@ -3,7 +3,7 @@
 /// The state of a section of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SectionState {
-    /// Without memory; it gets some when the pool needs it.
+    /// The section has no memory, and gets some when the pool needs it.
     Absent,
     /// Its memory is being made.
     GoingOnline,

@@ -32,7 +32,7 @@ pub(crate) struct Zspage {
     pub(super) next: DurableAtomic<AtomicU32>,
     /// The number of allocated objects.
     pub(super) used: DurableAtomic<AtomicU16>,
-    /// Objects from here on were never allocated; this saves writing a free list for a new zspage.
+    /// No object at or after this index was ever allocated. So a new zspage needs no free list.
     pub(super) fresh: DurableAtomic<AtomicU16>,
     /// First of the list of freed objects.
     pub(super) free: DurableAtomic<AtomicU16>,
@@ -121,7 +121,7 @@ pub(super) struct Zspages {
 /// Only maintaining threads take its lock, and they allocate memory under it.
 struct Making;
 
-/// Descriptors that are ready, a list through their `next`.
+/// The spare descriptors, a list through their `next`.
 struct FreeDescriptors {
     first: u32,
 }
@@ -142,7 +142,7 @@ impl Zspages {
         self.table.get(number as usize).expect("a handle names a zspage that was made")
     }
 
-    /// An unused descriptor, if one is ready.
+    /// A spare descriptor, if there is one.
     pub(super) fn take(&self) -> Option<u32> {
         let mut unused = lock(&self.unused);
         let number = unused.first;
@@ -168,8 +168,8 @@ impl Zspages {
         self.ready.load(Relaxed) >= count || self.table.is_whole()
     }
 
-    /// Makes descriptors ready for `frames` frames of raw pages, the case with the most zspages,
-    /// and for at least a section. Allocates. Errors: no memory.
+    /// Makes spare descriptors for `frames` frames of raw pages, the case with the most zspages,
+    /// and for at least a section. Allocates. Fails without memory.
     pub(super) fn provision(&self, frames: usize) -> io::Result<()> {
         let is_enough = || self.has_ready(frames.max(CHUNK));
         if is_enough() {
@@ -200,7 +200,7 @@ impl Zspages {
         Ok(made)
     }
 
-    /// Takes over the descriptors that another process has left; none is ready yet.
+    /// Takes over the descriptors that another process has left. None is spare yet.
     pub(super) fn adopt(&self, durable: &Arc<Durable>) -> io::Result<()> {
         for chunk in 0..durable.descriptor_chunks() {
             self.table.put(chunk, || durable.descriptors(chunk))?;

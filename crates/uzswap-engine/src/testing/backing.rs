@@ -23,7 +23,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The content, as somebody else with access to the device reads and changes it.
+    /// The content, as an attacker with access to the device reads and changes it.
     pub fn tamper<T>(&self, with: impl FnOnce(&mut [u8]) -> T) -> T {
         with(&mut lock(&self.content))
     }
@@ -97,7 +97,7 @@ impl Backing for TestBacking {
     }
 
     fn complete(&self, _wait: bool) -> Option<Completion> {
-        // The newest first: completions may come in any order.
+        // The newest first, since completions may come in any order.
         let write = lock(&self.pending).pop_back()?;
         let result = self.write(write.offset, write.bytes());
         Some(Completion { write, result })

@@ -41,9 +41,9 @@ pub enum Content {
     Random,
     /// Part noise, part zeros.
     Mixed,
-    /// Double precision floats, each near the one before.
+    /// Double precision floats, each near its predecessor.
     Numbers,
-    /// The same, rounded to hundredths.
+    /// Such floats, rounded to hundredths.
     Prices,
 }
 

@@ -1,8 +1,8 @@
 //! The backing of a simulated history: a device, or a store in another machine's memory beside it.
 //!
 //! The store loses segments, whose pages are errors from then on, and answers with other bytes than
-//! were written. The device beside the store has a second copy then. Writes end late and in any
-//! order.
+//! were written. In those cases the device beside the store has a second copy. Writes end late and
+//! in any order.
 
 use crate::lock;
 use crate::profile::Chances;
@@ -14,7 +14,7 @@ use uzswap_engine::backing::{Backing, Completion, SEGMENT_BYTES, Write};
 use uzswap_engine::testing::Noise;
 use uzswap_sync::turns;
 
-/// Most steps of other threads while one thread reads or writes.
+/// The maximum number of steps of other threads while one thread reads or writes.
 const IO_STEPS: u64 = 1 << 12;
 
 /// A device that fails, shared by the backing of a cache and by its successor's.
@@ -159,7 +159,7 @@ impl Backing for Simulated {
         lock(&self.0.pending).push(write);
     }
 
-    /// Any write under way; without waiting perhaps none.
+    /// Completes any write under way; without `wait`, perhaps none.
     fn complete(&self, wait: bool) -> Option<Completion> {
         turns::step();
         let count = lock(&self.0.pending).len() as u64;

@@ -36,8 +36,8 @@ pub enum Order {
     Any,
     /// In order, again and again.
     Around,
-    /// The same, but in each round most pages are dropped (all but this percentage), and others
-    /// come, fewer or more to a frame.
+    /// Like the above, but each round drops all pages but this percentage, and stores others, with
+    /// fewer or more to a frame.
     Tides(u64),
     /// Once the pool is full, each in a new trunk of the index; then the history ends.
     Trunks,
@@ -48,7 +48,7 @@ pub enum Order {
 pub struct Role {
     /// Its actions, with their weights.
     pub kinds: &'static [(Kind, u64)],
-    /// The content that it stores; `None`: pages of all kinds.
+    /// The content that it stores; `None` for pages of all kinds.
     pub content: Option<Content>,
     pub order: Order,
 }

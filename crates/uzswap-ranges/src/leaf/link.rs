@@ -1,8 +1,8 @@
 //! Pointers to leaves, and the rule that keeps them valid.
 //!
 //! A leaf is made in a `Box` and passed to [`LeafRef::publish`]. The thread that marked it dead
-//! passes it to [`LeafRef::retire`] once no level links to it. The leaf then stays in memory until
-//! each thread that was pinned has unpinned: a [`LeafRef`] lives as long as a pin.
+//! passes it to [`LeafRef::retire`] when no level links to it any more. The leaf then stays in
+//! memory until each thread that was pinned has unpinned. So a [`LeafRef`] lives as long as a pin.
 
 #![expect(
     unsafe_code,
@@ -56,15 +56,15 @@ impl<'g> LeafRef<'g> {
     /// once.
     pub(crate) unsafe fn retire(self, pinned: &Guard) {
         let leaf = self.leaf;
-        // SAFETY: threads that may use the leaf were pinned before now, because the caller promises
-        // that it cannot be reached from now on. The epochs run this after they are unpinned.
+        // SAFETY: the caller promises that no thread can reach the leaf from now on. So all threads
+        // that may use it were pinned before, and the epochs run this after they have unpinned.
         unsafe { pinned.defer_unchecked(move || free(leaf)) };
     }
 }
 
 #[cfg(not(feature = "shuttle"))]
 fn free(leaf: NonNull<Leaf>) {
-    // SAFETY: the leaf came from a `Box` in `publish`, and `retire` is called once for each.
+    // SAFETY: the leaf came from a `Box` in `publish`, and `retire` is called once for each leaf.
     drop(unsafe { Box::from_raw(leaf.as_ptr()) });
 }
 

@@ -36,12 +36,12 @@ pub(crate) trait Door: Send + Sync {
     /// Otherwise such a page is lost.
     fn may_be_absent(&self) -> bool;
 
-    /// Makes touches of absent pages of a range come to us from now on.
+    /// Makes touches of a range's absent pages faults for us from now on.
     fn watch(&self, range: Range<usize>) -> io::Result<()>;
 
-    /// Closes those of up to 512 adopted pages that are not there. They cannot be touched from now
-    /// on; a page that cannot be closed is marked as there. If `has_pages`, the program may have
-    /// used some of them since.
+    /// Closes the absent ones of up to 512 adopted pages, so that a touch is a fault. Marks a page
+    /// that cannot be closed as present. If `has_pages`, the program may have used some pages since
+    /// they were listed.
     fn close(&self, _at: usize, _there: &mut [bool], _has_pages: bool) {}
 
     /// True if long mappings stay open until their pages are used: closing a page takes memory.
@@ -60,18 +60,18 @@ pub(crate) trait Door: Send + Sync {
         self.let_go(range);
     }
 
-    /// Makes the pages of a range, which are all there, the program's own again.
+    /// Makes the pages of a range the program's own again. All of them are present.
     fn let_go(&self, range: Range<usize>);
 
     /// Puts pages that are out in their places. With `guard`, a write to them is a fault.
     fn copy_in(&self, at: usize, pages: &[Page], guard: bool) -> io::Result<()>;
 
-    /// The same for zeros; `false`: the caller must copy them in. With `is_made` each page has
-    /// memory of its own from now on.
+    /// Brings in pages of zeros; `false` if the caller must copy them in. With `is_made`, each page
+    /// gets its own memory.
     fn let_zeros_in(&self, range: Range<usize>, is_made: bool) -> bool;
 
-    /// Moves the first of these to the frames from `frame` on, neighbours together. Returns their
-    /// number, and `false` if the next one has to stay.
+    /// Moves the first of the victims to the frames that begin with `frame`, neighbours together.
+    /// Returns the number of moved pages, and `false` if the next page has to stay.
     fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool);
 
     /// Moves a page back from its frame; `false`: the caller must copy it in.
@@ -79,8 +79,8 @@ pub(crate) trait Door: Send + Sync {
         false
     }
 
-    /// Closes the pages of a range, which the program has dropped. Returns `true` if they cannot be
-    /// touched from now on.
+    /// Closes the pages of a range, which the program has dropped. Returns `true` if touches of
+    /// them are faults from now on.
     fn close_dropped(&self, range: Range<usize>) -> bool;
 
     /// `true` if a page may leave now.

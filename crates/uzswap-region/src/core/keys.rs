@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_engine::{Area, Cache, SwapEntry};
 
-/// A block with so many pages in use gets all of its keys.
+/// A block with this many pages in use gets all of its keys.
 const MANY: usize = UNIT as usize;
 
 pub(crate) struct Keys {
@@ -25,7 +25,7 @@ pub(crate) struct Keys {
 /// In units of 16.
 #[derive(Default)]
 struct UnitAllocator {
-    /// Units below this one were given out.
+    /// Units below this number were given out.
     next: u32,
     /// Units that were given back: four in order, by the first of them, and single ones.
     blocks: Vec<u32>,
@@ -69,8 +69,8 @@ impl Keys {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key of a page that the caller has made `Busy`. In a window the page gets one if it has
-    /// none. `None`: there are no more.
+    /// The key of a page that the caller has made `Busy`. In a window the page gets a key if it has
+    /// none. `None` if there are no more keys.
     pub(crate) fn give(&self, space: &Space, page: u32) -> Option<SwapEntry> {
         if let Some(key) = space.key_if_any(page) {
             return Some(key);
@@ -94,8 +94,8 @@ impl Keys {
         space.key_if_any(page)
     }
 
-    /// Takes back the keys of blocks in which no page is adopted any more. No page is adopted
-    /// meanwhile.
+    /// Takes back the keys of blocks in which no page is adopted any more. No thread adopts pages
+    /// during this call.
     pub(crate) fn take(&self, space: &Space, pages: Range<u32>) {
         let mut given = self.given();
         let mut at = pages.start / BLOCK * BLOCK;

@@ -2,12 +2,11 @@
 //!
 //! Regions begin at multiples of 2 MiB ([`UNIT`]). A table of 256 Ki entries, one for each GiB of
 //! the address space, refers to tables of 512 entries, one for each unit. A region that covers a
-//! whole GiB is in the first table itself. So a region of a terabyte costs 8 KiB here. Tables stay
-//! once they are made.
+//! whole GiB is in the first table itself. So a region of a terabyte costs 8 KiB here. Tables are
+//! never freed.
 //!
-//! A region leaves the tables before it is freed, and is freed once no handler thread may still
-//! look at it. A program that touches its memory while it is unmapped has a bug, as with any
-//! memory.
+//! A region leaves the tables before it is freed, and is freed when no handler thread can use it
+//! any more. A program that touches its memory while it is unmapped has a bug, as with any memory.
 
 #![expect(
     unsafe_code,
@@ -33,7 +32,7 @@ struct UnitTable([AtomicPtr<Space>; UNITS]);
 struct RegistryEntry {
     /// A region that covers the whole GiB.
     whole: AtomicPtr<Space>,
-    /// Those that cover parts of it.
+    /// The regions that cover parts of the GiB.
     parts: AtomicPtr<UnitTable>,
 }
 
@@ -62,7 +61,7 @@ pub(crate) fn find(address: usize) -> Option<&'static Space> {
     unsafe { found.as_ref() }.filter(|space| space.contains(address))
 }
 
-/// True if a region may lie there.
+/// True if a region may lie at these addresses.
 pub(crate) fn covers(addresses: &Range<usize>) -> bool {
     addresses.end <= GIBS * GIB
 }

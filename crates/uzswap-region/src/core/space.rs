@@ -65,7 +65,7 @@ fn unit_of(page: u32) -> usize {
     (page % BLOCK / UNIT) as usize
 }
 
-/// How many of these, from the first on, are neighbours in order.
+/// How many of these pages, beginning with the first, are neighbours in order.
 pub(crate) fn neighbours(taken: &[Taken]) -> usize {
     let goes_on = |pair: &&[Taken]| {
         Arc::ptr_eq(&pair[0].space, &pair[1].space) && pair[0].page + 1 == pair[1].page
@@ -174,7 +174,7 @@ impl Space {
         self.area.entry(at)
     }
 
-    /// How many pages from `page` on have keys in order, at least one.
+    /// How many pages, beginning with `page`, have consecutive keys; at least one.
     pub(crate) fn keys_in_order(&self, page: u32) -> usize {
         if !self.is_window {
             return (self.pages - page) as usize;
@@ -239,8 +239,8 @@ impl Space {
         self.publish(found, Word::divided(group));
     }
 
-    /// `Empty` pages of a block, which are `Busy` now, get words of their own in a new group. If
-    /// they were left open, finds those that the program has used.
+    /// Gives `Empty` pages of a block, which are `Busy` now, words of their own in a new group.
+    /// Finds the used pages among those that were left open.
     fn note_used(&self, first: u32, group: u32) {
         if !self.pager.door.leaves_open() {
             return;
@@ -260,7 +260,7 @@ impl Space {
         found.word == from && found.change(by, to)
     }
 
-    /// Makes a page `Busy` as soon as it is not, and returns its former word.
+    /// Waits until a page is not `Busy`, makes it `Busy`, and returns its former word.
     pub(crate) fn acquire(&self, page: u32) -> Word {
         loop {
             let word = self.load(page);
@@ -282,7 +282,7 @@ impl Space {
     /// Notes that a page that stays `Busy` is in another place.
     pub(crate) fn note_place(&self, page: u32, by: &Transition, place: Kind) {
         let slot = self.words.find(page).slot;
-        // Meanwhile a thread may begin to wait.
+        // Another thread may begin to wait at this moment.
         let moved = |word: u32| {
             by.check(|| (Word(word).before(), place));
             Some(word & Word::WAITED | Word::busy(place).0)
@@ -325,7 +325,7 @@ impl Space {
         }
     }
 
-    /// Pins a page if it is there; `None` if its word is `Untouched`.
+    /// Pins a page if it is present; `None` if its word is `Untouched`.
     pub(crate) fn pin_present(&self, page: u32) -> Option<bool> {
         loop {
             let found = self.words.find(page);
@@ -341,15 +341,14 @@ impl Space {
         }
     }
 
-    /// Takes one pin from a page. A pin goes with its page: a page that was unmapped, or dropped by
-    /// the program, has none left.
+    /// Takes one pin from a page. A page loses its pins when the program unmaps or drops it.
     pub(crate) fn unpin(&self, page: u32) {
         loop {
             let found = self.words.find(page);
             let word = found.word;
             match word.kind() {
                 Kind::Busy if self.is_closed.load(Acquire) => return,
-                // A call on the page is under way; it leaves a pinned page where it is.
+                // A call on the page is under way, which leaves a pinned page in place.
                 Kind::Busy => self.wait(page),
                 Kind::Resident if word.pins() > 0 => {
                     if found.change(PINNED, word.unpinned()) {
@@ -366,17 +365,17 @@ impl Space {
         !self.words.find(page).is_shared()
     }
 
-    /// The next page from `page` on that has a word of its own.
+    /// The first page, beginning with `page`, that has a word of its own.
     pub(crate) fn next_touched(&self, page: u32) -> Option<u32> {
         self.words.next(page, |_| true)
     }
 
-    /// The next page from `page` on that is resident.
+    /// The first resident page, beginning with `page`.
     pub(crate) fn next_resident(&self, page: u32) -> Option<u32> {
         self.words.next(page, |word| word.kind() == Kind::Resident)
     }
 
-    /// Pages of a range of bytes: all that it touches, or only those that it covers.
+    /// Pages of a range of bytes: all that overlap the range, or only those inside it.
     pub(crate) fn pages_of(
         &self,
         bytes: &Range<usize>,
@@ -462,7 +461,7 @@ impl Space {
         offset: u64,
     ) -> io::Result<()> {
         let (at, bytes) = (self.address(pages.start), pages.len() * PAGE_BYTES);
-        // SAFETY: mapped, as the caller says, in a process of one thread, which is here.
+        // SAFETY: mapped, as the caller says, in a process whose only thread runs this.
         let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
         file.write_all_at(bytes, offset)
     }
@@ -479,7 +478,8 @@ impl Space {
     /// Unmaps the memory that a fork has inherited and could not complete.
     pub(crate) fn abandon(&self) {
         self.is_copy.store(false, Relaxed);
-        // SAFETY: the fork has the memory at these addresses, or the file; nobody has used it yet.
+        // SAFETY: the fork has the region's memory at these addresses, or the file; no code has
+        // used it yet.
         let done = unsafe { map::unmap_range(self.range()) };
         done.expect("munmap of a mapping");
     }

@@ -10,9 +10,9 @@
 //! them.
 //!
 //! Pages that leave and lie near each other are closed together. A guard splits no mapping, so any
-//! page may be out by itself. Once a guard is removed other threads would find zeros, so the page
+//! page may be out by itself. After a guard is removed, other threads would find zeros. So the page
 //! is closed while it is written, and is a mapping of its own for that moment. The only thread of a
-//! program brings its pages in without closing them: no other thread can look.
+//! program brings pages in without closing them, since no other thread can read them.
 
 #![expect(
     unsafe_code,
@@ -33,7 +33,7 @@ use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::Pagemap;
 use uzswap_sys::proc_mem::{self, Access};
 
-/// How often closing a page is tried if no mapping is left for that, a millisecond apart.
+/// The number of attempts to close a page if the mappings are used up, a millisecond apart.
 const TRIES: usize = 2000;
 
 pub(crate) struct Guards {
@@ -43,7 +43,7 @@ pub(crate) struct Guards {
 }
 
 impl Guards {
-    /// Errors: the kernel has no guards, or does not tell where they are.
+    /// Fails if the kernel has no guards, or does not list them.
     pub(crate) fn open() -> io::Result<Self> {
         proc_mem::check_guards()?;
         Ok(Self { own: ProcessMemory::open()?, only: AtomicI32::new(0) })
@@ -147,8 +147,8 @@ impl Door for Guards {
     fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool) {
         let near = Near::of(victims);
         let victims = &victims[..near.victims];
-        // Reading is forbidden, too: the kernel takes the page away before it puts a guard there. A
-        // thread that reads between the two would find zeros.
+        // Reading is forbidden, too, because the kernel removes the page before it installs the
+        // guard. A thread that reads between these steps would find zeros.
         if allow(near.range.clone(), Access::None).is_err() {
             return (0, false);
         }
@@ -179,7 +179,7 @@ impl Door for Guards {
 /// whose words are `Busy` until this is dropped.
 struct Near {
     range: Range<usize>,
-    /// How many of the victims, from the first on.
+    /// The number of victims, beginning with the first.
     victims: usize,
     between: Vec<Taken>,
 }
@@ -201,8 +201,7 @@ impl Near {
         near
     }
 
-    /// Makes pages `Busy`, if no call of the program and no other thread has one of them; otherwise
-    /// none.
+    /// Makes pages `Busy`, or none if a call of the program or another thread has one of them.
     fn take_between(&mut self, space: &Arc<Space>, pages: Range<u32>) -> bool {
         let before = self.between.len();
         for page in pages {
@@ -232,7 +231,7 @@ impl Guards {
     /// Puts guards where no page is, of a range that may not be accessed.
     fn close_absent(&self, at: usize, there: &mut [bool]) {
         let known = self.own.pagemap.have_pages(at, there).unwrap_or(0);
-        // A page that the kernel does not tell of is taken to be there.
+        // We assume that a page is present if the kernel does not describe it.
         there[known..].fill(true);
         let mut from = 0;
         while let Some(gap) = gap(there, from) {

@@ -51,13 +51,13 @@ impl ProcessMemory {
 
 /// Sets the access to adopted memory whose words are `Busy`.
 pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
-    // SAFETY: adopted memory, which the program may access. A thread that does so meanwhile waits
-    // for the words.
+    // SAFETY: adopted memory, which the program may access. A thread that accesses it now waits for
+    // the words.
     unsafe { set_access(range, access) }
 }
 
-/// The same for a process that may have no mapping left. Other threads, or pages that leave, may
-/// give one back. So the call is tried `tries` times, a millisecond apart.
+/// Changes access in a process that may have no mapping left. Other threads, or pages that leave,
+/// may free one. So the call is tried `tries` times, a millisecond apart.
 pub(crate) fn allow_patiently(
     range: &Range<usize>,
     access: Access,
@@ -73,7 +73,7 @@ pub(crate) fn allow_patiently(
     allow(range.clone(), access)
 }
 
-/// The first run of unset flags, from a place on.
+/// The first run of unset flags at or after `from`.
 pub(crate) fn gap(flags: &[bool], from: usize) -> Option<Range<usize>> {
     let start = from + flags[from..].iter().position(|flag| !flag)?;
     let length = flags[start..].iter().position(|flag| *flag);

@@ -6,9 +6,9 @@
 //! in   written by /proc/self/mem → may be accessed
 //! ```
 //! At each change of access the kernel splits a mapping in two, and a process may have some 65 000
-//! mappings. As long as there are mappings to spare, pages leave and come one by one. As mappings
-//! get scarce, several pages come in together, and pages leave only beside others that are out. So
-//! pages that are out come to lie together, as do pages that are in.
+//! mappings. While there are mappings to spare, pages leave and come in one by one. When mappings
+//! get scarce, several pages come in together, and pages leave only beside absent pages. So absent
+//! pages gather in runs, as do present pages.
 
 #![expect(
     unsafe_code,
@@ -36,7 +36,7 @@ const MAPPINGS: i64 = 65_530;
 /// Changes of access, after which mappings may be counted again.
 const CHANGES: i64 = 2048;
 
-/// How often opening pages is tried if no mapping is left for that, a millisecond apart.
+/// The number of attempts to open pages if the mappings are used up, a millisecond apart.
 const TRIES: usize = 5000;
 
 pub(crate) struct Protection {
@@ -44,7 +44,7 @@ pub(crate) struct Protection {
     mappings: Mappings,
 }
 
-/// How many mappings there are.
+/// The number of mappings.
 struct Mappings {
     most: i64,
     /// At the last count.
@@ -103,8 +103,8 @@ impl Protection {
         allow(range, Access::None)
     }
 
-    /// Opens pages that are complete. Otherwise they would be lost, so this is tried for seconds:
-    /// pages that leave meanwhile may give mappings back.
+    /// Opens pages that are complete. Without that they would be lost, so this tries for seconds.
+    /// Pages that leave in this time may free mappings.
     fn open_pages(&self, range: &Range<usize>) -> io::Result<()> {
         self.mappings.changed();
         allow_patiently(range, Access::All, TRIES)
@@ -133,7 +133,7 @@ impl Door for Protection {
     }
 
     fn close(&self, at: usize, there: &mut [bool], _: bool) {
-        // A page that the program has made since then leaves and comes in unchanged.
+        // A page that the program has used since then leaves and comes in unchanged.
         let mut from = 0;
         while let Some(gap) = gap(there, from) {
             from = gap.end;

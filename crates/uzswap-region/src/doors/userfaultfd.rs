@@ -82,8 +82,7 @@ impl Door for Userfaultfd {
             return false;
         }
         let places = (space.address(page), pager.staging.address(frame));
-        // SAFETY: the word of the page is `Busy`, made so by the caller, so nobody looks at the
-        // frame.
+        // SAFETY: the caller has made the page's word `Busy`, so no other thread uses the frame.
         match unsafe { move_pages(pager, space, &self.0, places, PAGE_BYTES) }.1 {
             Ok(()) => true,
             // Something else refers to the frame. The frame's memory stays, for the batch to give
@@ -143,7 +142,7 @@ impl Userfaultfd {
     }
 
     /// Copies pages out, for kernels that cannot move them. Returns their number, and true if all
-    /// were copied. Threads that write to them wait meanwhile.
+    /// were copied. Threads that write to them wait during the copy.
     fn copy_out(&self, pager: &Inner, run: &[Taken], frame: usize) -> (usize, bool) {
         let from = range_of(run).start;
         // At an absent page the kernel would wait, and this thread would have to bring that page
@@ -161,14 +160,14 @@ impl Userfaultfd {
         }
     }
 
-    /// Copies present pages: all, or none.
+    /// Copies all pages if all are present, otherwise none.
     fn copy_present(&self, pager: &Inner, run: &[Taken], frame: usize) -> bool {
         let (space, range) = (&run[0].space, range_of(run));
         let to = pager.staging.address(frame);
         let copy = || {
             self.0.protect(range.clone(), true)?;
-            // SAFETY: the region is mapped while its words are `Busy`, and only the kernel looks at
-            // the bytes, which answers with an error if they are not there.
+            // SAFETY: the region is mapped while its words are `Busy`. Only the kernel reads the
+            // bytes, and answers with an error if a page is absent.
             let pages =
                 unsafe { std::slice::from_raw_parts(range.start as *const u8, range.len()) };
             pager.staging.uffd().copy(to, pages, false)
@@ -182,7 +181,7 @@ impl Userfaultfd {
         let _ = unsafe { map::discard_range(to..to + range.len()) };
         for victim in run.iter().filter(|victim| !victim.was.has(Word::GUARDED)) {
             let at = victim.space.address(victim.page);
-            // Lets writers go on; an error would mean that the range is not registered.
+            // Wakes writers; an error would mean that the range is not registered.
             let _ = self.0.protect(at..at + PAGE_BYTES, false);
         }
         false
@@ -193,12 +192,12 @@ fn is_invalid(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }
 
-/// [`Uffd::move_pages`] between a region and the staging area. If the program locked all of its
-/// memory after one of them was made and before the other, one is locked and the other is not. The
-/// kernel refuses that, so both are unlocked.
+/// [`Uffd::move_pages`] between a region and the staging area. The program may have locked all of
+/// its memory after one was mapped, and before the other was. Then only one is locked, which the
+/// kernel refuses. So this unlocks both.
 ///
 /// # Safety
-/// As there.
+/// See [`Uffd::move_pages`].
 unsafe fn move_pages(
     pager: &Inner,
     space: &Space,

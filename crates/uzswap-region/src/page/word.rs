@@ -5,8 +5,8 @@
 //! |    payload    |level|G|S|K|R|W| kind |
 //! ```
 //! - `W`: a thread waits (only in a `Busy` word).
-//! - `R`: a fault on this page brought it in. Otherwise it came beside others, and leaves when the
-//!   hand passes.
+//! - `R`: a fault on this page brought it in. Otherwise it came in beside another page, and leaves
+//!   when the hand passes.
 //! - `K`: the cache still has a copy.
 //! - `S`: that copy is out of date.
 //! - `G`: the page is guarded. No thread can write to it without a fault, so it equals its copy.
@@ -18,8 +18,8 @@
 //! known.
 //!
 //! The payload of a `Busy` page is its former kind. Only the thread that made a page `Busy` changes
-//! it to another state, by a row of [`super::transition`]; no other thread touches the page, its
-//! frame or its copy meanwhile.
+//! it to another state, by a row of [`super::transition`]. Until then no other thread touches the
+//! page, its frame or its copy.
 
 use uzswap_policy::order::{LEVELS, PASSES_MAX};
 
@@ -74,7 +74,7 @@ impl Word {
     /// Frames that a payload can name.
     pub(crate) const FRAMES_MAX: usize = 1 << (32 - PAYLOAD_SHIFT);
 
-    /// The word that several pages have in place of their own ones, which are in a group of
+    /// The word that several pages share when their own words are in a group of
     /// [`crate::page::words`].
     pub(crate) fn divided(group: u32) -> Self {
         debug_assert!(group < 1 << (32 - KIND_BITS));
@@ -115,7 +115,7 @@ impl Word {
         Self(moment << PAYLOAD_SHIFT | Self::STORED.0).with_level(level)
     }
 
-    /// The bits that tell if the cache has a copy, and if the copy is out of date.
+    /// The bits that show if the cache has a copy, and if the copy is out of date.
     pub(crate) fn copy_bits(self) -> u32 {
         self.0 & (Self::KEPT | Self::STALE | Self::GUARDED)
     }

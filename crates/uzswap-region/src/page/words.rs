@@ -6,10 +6,10 @@
 //! groups  of 64 words of pages, and the keys of these pages
 //! marks   a bit for each word of the top, and of a group above others: it is divided
 //! ```
-//! A program may reserve terabytes and use a page here and there. So pages share a word as long as
-//! they are alike: `Untouched`, `Empty`, or `Busy` while a thread changes all of them. When one of
-//! them is to differ, the word is *divided*: it refers to a group from then on, for good. So the
-//! words of a group are always those of the same pages, and a thread may look at them at any time.
+//! A program may reserve terabytes and use a page here and there. So pages share a word while they
+//! are alike: `Untouched`, `Empty`, or `Busy` while a thread changes all of them. When one page is
+//! to differ, the word is *divided*: from then on it refers to a group, for good. So a group's
+//! words always belong to the same pages, and a thread may read them at any time.
 //!
 //! A search for used pages goes by the marks ([`Words::next`]). So unused pages cost it next to
 //! nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is divided, and stays
@@ -70,7 +70,7 @@ impl Found<'_> {
         self.bits > 0
     }
 
-    /// True if each page of the word gets a word of its own once this one is divided.
+    /// True if dividing this word gives each of its pages a word of its own.
     pub(crate) fn is_block(&self) -> bool {
         self.bits == FAN_BITS
     }
@@ -96,7 +96,7 @@ impl Found<'_> {
         self.slot.compare_exchange(self.word.0, busy.0, AcqRel, Relaxed).is_ok()
     }
 
-    /// Changes the word of a page, its own, if it has not changed since it was found.
+    /// Changes a page's own word, if the word has not changed since it was found.
     pub(crate) fn change(&self, by: &Transition, to: Word) -> bool {
         debug_assert!(!self.is_shared() && self.word.kind() != Kind::Busy);
         by.check(|| (self.word.kind(), to.kind()));
@@ -105,7 +105,7 @@ impl Found<'_> {
 }
 
 impl Words {
-    /// The words of so many pages, all `Untouched`.
+    /// The words of `pages` pages, all `Untouched`.
     pub(crate) fn new(pages: u32) -> io::Result<Self> {
         let groups = tops(pages) + pages.div_ceil(FAN) as usize;
         let bytes = (first_group(pages) + groups * GROUP) * size_of::<AtomicU32>();
@@ -123,7 +123,7 @@ impl Words {
         assert!(range.end <= self.memory.len() / size_of::<AtomicU32>());
         let first = self.memory.as_ptr().cast::<AtomicU32>();
         // SAFETY: inside the mapping, which lives as long as `self`; aligned; words are only ever
-        // accessed as atomics; zeros are a word.
+        // accessed as atomics; zero is a valid word.
         unsafe { std::slice::from_raw_parts(first.add(range.start), range.len()) }
     }
 
@@ -170,7 +170,7 @@ impl Words {
         Some(self.group(word.group()?) + FAN as usize)
     }
 
-    /// The first mark from `at` on, of the `count` that begin at a word.
+    /// The first mark at or after `at`, of the `count` marks that begin at a word.
     fn next_marked(&self, marks: usize, at: u32, count: u32) -> Option<u32> {
         let mut from = at % MARKS;
         let words = at / MARKS..count.div_ceil(MARKS);
@@ -185,14 +185,14 @@ impl Words {
         None
     }
 
-    /// The first page from `page` on with a word of its own that is wanted.
+    /// The first page, beginning with `page`, whose own word is wanted.
     pub(crate) fn next(&self, page: u32, is_wanted: impl Fn(Word) -> bool) -> Option<u32> {
         let mut at = page;
         while at < self.pages {
             let block = self.next_divided(at)?;
             at = at.max(block);
             let end = block.saturating_add(BLOCK).min(self.pages);
-            // A mark comes before its word is divided.
+            // A mark is set before its word is divided.
             if let Some(own) = self.own_words(at) {
                 let mut words = self.slots(own..own + (end - at) as usize).iter();
                 if let Some(beyond) = words.position(|word| is_wanted(look_at(word))) {
@@ -233,8 +233,8 @@ impl Words {
         Some(std::array::from_fn(|unit| self.slot(keys + unit)))
     }
 
-    /// Where the words of a block's pages are, from a page on. `None`: the page has no word of its
-    /// own.
+    /// The index of a page's own word; its block's later words follow. `None`: the page has no word
+    /// of its own.
     fn own_words(&self, page: u32) -> Option<usize> {
         assert!(page < self.pages);
         let top = look_at(self.slot((page >> TOP_BITS) as usize));
@@ -350,8 +350,8 @@ mod tests {
             next = words.next(page + 1, is_resident);
         }
         assert!(found.into_iter().eq(used));
-        // The search looks at all marks of the top, and for each page at the words of its block and
-        // the words on the way there.
+        // The search reads all marks of the top, and for each page the words of its block and of
+        // the levels above.
         let steps = STEPS.get() - before;
         assert!(steps <= u64::from(PAGES >> TOP_BITS) / 32 + 1000 * (64 + 20), "{steps} steps");
     }
@@ -363,7 +363,7 @@ mod tests {
         let own = |page: &u32| !words.find(*page).is_shared();
         for used in [4096 * 2 + 63, 5, LAST - 1, 64 * 7, 4095, 4096] {
             set(&words, used, Word::RESIDENT);
-            // Divided, and none of them has a word of its own.
+            // The block's word is divided, but none of these pages has a word of its own.
             let beside = words.find(used ^ 64);
             beside.is_shared().then(|| words.mark(&beside));
             for page in (0..LAST).step_by(29) {

@@ -92,7 +92,7 @@ pub(crate) fn fork_copies() {
         drop(tell);
         assert!(all.iter().all(|values| is_at(values, 1)));
         assert!(untouched.iter().all(|values| values.iter().all(|value| *value == 0)));
-        // Once the parent has written to all of its own pages and paged them out.
+        // Waits until the parent has written to all of its own pages and paged them out.
         std::io::Read::read_exact(&mut told, &mut [0]).unwrap();
         assert!(all.iter().all(|values| is_at(values, 1)), "what the parent writes is its own");
         all.iter_mut().for_each(|values| write(values, 3));
@@ -136,8 +136,8 @@ fn a_copy_is_of_one_moment_whatever_other_threads_write() {
     assert_passes("fork copies while threads write");
 }
 
-/// Each thread writes a value to a region, then notes it in ordinary memory. So in a copy each is
-/// the noted value, or the next one.
+/// Each thread writes a value to a region, then notes it in ordinary memory. So in a copy each
+/// value is the noted one, or its successor.
 pub(crate) fn fork_copies_while_threads_write() {
     const SLOTS: usize = 4 * MIB / 8 / THREADS;
     const THREADS: usize = 8;

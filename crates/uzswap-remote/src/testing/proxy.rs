@@ -78,7 +78,7 @@ impl Proxy {
                     return;
                 }
                 let own = own.clone();
-                // An error: one side has closed the connection.
+                // An error means that one side has closed the connection.
                 thread::spawn(move || _ = own.serve(client));
             }
         });
@@ -184,7 +184,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// The same range of another value: of any, or of one that was written earlier.
+    /// The same range of another value: of any value, or of one that was written earlier.
     fn other(&self, harm: Harm, parts: &[Vec<u8>], count: usize, turn: usize) -> Option<Vec<u8>> {
         let writes = lock(&self.writes);
         let own = writes.iter().position(|(key, _)| *key == parts[1])?;

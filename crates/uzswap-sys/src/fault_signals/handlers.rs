@@ -5,22 +5,22 @@ use libc::{c_int, sigaction as Action};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// Most handlers of one signal that are kept; beyond that the last one is replaced.
+/// The maximum number of handlers that are kept for a signal. A further one replaces the last.
 const HANDLERS_MAX: usize = 8;
 
-/// The program's handlers of a signal. The first is the one that it had before us or has set since.
-/// Behind it are those that were set without our knowledge. Each of these takes ours for the
-/// handler before it, and may pass a signal on: then the signal goes to the one before it in this
+/// The program's handlers of a signal. The first is the handler that the program had before us or
+/// has set since. The others were set without our knowledge. Each of them takes our handler for its
+/// predecessor, and may pass a signal on to us. We then pass the signal to its predecessor in this
 /// list.
 pub struct Handlers {
     pub all: [Handler; HANDLERS_MAX],
     pub count: AtomicUsize,
-    /// The thread that is in one of those, and the handler: thread × 256 + index + 1.
+    /// The thread that runs one of those others, and the handler: thread × 256 + index + 1.
     pub passing: AtomicU64,
 }
 
-/// A handler of the program's: the function, its flags, and a mask of signals from 1 on. Other
-/// threads read them while they are replaced.
+/// A handler of the program's: the function, its flags, and a mask whose lowest bit is signal 1.
+/// Other threads may read a handler while it is replaced.
 pub struct Handler(Versioned<3>);
 
 impl Handlers {
@@ -29,7 +29,7 @@ impl Handlers {
         Self { all: [const { Handler::none() }; HANDLERS_MAX], count, passing }
     }
 
-    /// The index of the last one.
+    /// The index of the last handler.
     pub fn last(&self) -> usize {
         self.count.load(Acquire) - 1
     }
@@ -64,7 +64,8 @@ impl Handler {
         Self(Versioned::zeros())
     }
 
-    /// The caller blocks signals, so that a handler here does not wait for its own thread.
+    /// The caller blocks signals. Otherwise a handler could wait for the thread that it
+    /// interrupted.
     pub fn set(&self, action: &Action) {
         let is_in = |signal: &c_int| {
             // SAFETY: a set, and a signal.

@@ -15,8 +15,8 @@ impl<const WORDS: usize> Versioned<WORDS> {
         Self { version: AtomicU32::new(0), words: [const { AtomicU64::new(0) }; WORDS] }
     }
 
-    /// Replaces them. The caller is not interrupted by a handler that calls this or [`Self::get`]:
-    /// that would wait for its own thread.
+    /// Replaces the words. No handler that calls this or [`Self::get`] may interrupt the caller,
+    /// because it would wait for its own thread.
     pub fn set(&self, words: [u64; WORDS]) {
         let mut version = self.version.load(Relaxed);
         loop {
@@ -31,7 +31,7 @@ impl<const WORDS: usize> Versioned<WORDS> {
         self.version.store(version + 2, Release);
     }
 
-    /// All of them, as they were set together.
+    /// All words, as one call has set them.
     pub fn get(&self) -> [u64; WORDS] {
         loop {
             let version = self.version.load(Acquire);

@@ -115,7 +115,7 @@ pub fn keep_apart(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     // SAFETY: neither changes contents.
     unsafe {
         mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxDontFork)?;
-        // A kernel without huge pages knows no such advice, and needs none.
+        // A kernel without huge pages refuses this advice, and does not need it.
         let _ = mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage);
     }
     Ok(())

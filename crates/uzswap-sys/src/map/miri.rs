@@ -1,4 +1,4 @@
-//! The same for Miri, which knows the allocator but not `madvise`.
+//! A mapping for Miri, which has the allocator but not `madvise`.
 
 use super::PAGE_BYTES;
 use std::alloc::{Layout, alloc_zeroed, dealloc};

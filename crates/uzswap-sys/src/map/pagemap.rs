@@ -1,4 +1,4 @@
-//! The kernel's information about the pages of this process: which are there, and which are guards.
+//! The kernel's information about this process's pages: which are present, and which are guards.
 
 use super::PAGE_BYTES;
 use linux_raw_sys::general as raw;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-/// Since Linux 6.15: there is no page, and none may come (`MADV_GUARD_INSTALL`).
+/// Since Linux 6.15: a guard, which is no page and keeps pages away (`MADV_GUARD_INSTALL`).
 const GUARD: u64 = 1 << 58;
 
 fn is_page(word: u64) -> bool {
@@ -41,13 +41,13 @@ impl Pagemap {
         self.0.as_raw_fd()
     }
 
-    /// Fills `to` for the pages from an address on, up to 512, as [`Self::has_page`] does for one.
+    /// Fills `to` for up to 512 pages that begin at an address, as [`Self::has_page`] does for one.
     /// Safe in a signal handler.
     pub fn have_pages(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
         self.look_at(address, to, is_page)
     }
 
-    /// The same for guards in the places of pages.
+    /// Fills `to` for guards instead of pages.
     pub fn have_guards(&self, address: usize, to: &mut [bool]) -> io::Result<usize> {
         self.look_at(address, to, |word| word & GUARD != 0)
     }
@@ -119,8 +119,8 @@ impl Scanned {
         Self { excluded: raw::PAGE_IS_PFNZERO, ..Self::all() }
     }
 
-    /// The address of the first page in a range, or its end. Each range begins at the start of the
-    /// last one, or behind it.
+    /// The address of the first page in a range, or the range's end. No range begins before the
+    /// previous one.
     ///
     /// Errors: `ENOTTY` before Linux 6.7.
     pub fn next(&mut self, pagemap: &Pagemap, range: Range<usize>) -> io::Result<usize> {
@@ -156,7 +156,8 @@ impl Scanned {
             return_mask: is_there,
         };
         const SCAN: Opcode = opcode::read_write::<raw::pm_scan_arg>(b'f', 16);
-        // SAFETY: the argument is of the request's type, and its vector has room for so many runs.
+        // SAFETY: the argument is of the request's type, and its vector has room for that many
+        // runs.
         let found =
             unsafe { libc::ioctl(pagemap.0.as_raw_fd(), SCAN as libc::Ioctl, &raw mut scan) };
         if found < 0 {

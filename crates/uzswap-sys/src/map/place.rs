@@ -1,8 +1,8 @@
-//! Where mappings of ours lie in a program that does not know of them.
+//! Chooses the places of our mappings in a program that does not know of them.
 //!
 //! The kernel puts a mapping into the highest hole that has room for it. A program may be about to
 //! map there again: memory that it has given back for a moment, or that its child does not inherit.
-//! So ours lie where neither the kernel nor a program puts any by itself.
+//! So ours lie where neither the kernel nor a program maps memory by itself.
 
 use super::PAGE_BYTES;
 use std::ffi::c_void;
@@ -16,10 +16,10 @@ const START: usize = 0x4000_0000_0000;
 /// The end of the addresses at which our mappings are placed.
 pub const END: usize = 0x4f00_0000_0000;
 
-/// Mappings of this size may have huge pages, which begin at a multiple of it.
+/// Mappings of at least this size may have huge pages, which begin at multiples of it.
 const HUGE: usize = 2 << 20;
 
-/// Where the next one goes, 0: where the kernel says.
+/// The place of the next mapping; 0 if the kernel chooses.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// Places our mappings apart from the program's from now on. Their start is as random as the
@@ -31,7 +31,8 @@ pub fn set_apart() {
     let _ = NEXT.compare_exchange(0, START + chance * UNIT, Relaxed, Relaxed);
 }
 
-/// The place for a new mapping of ours. If something else is there by then, the kernel chooses.
+/// The place for a new mapping of ours. If the place is taken when it is mapped, the kernel
+/// chooses.
 pub fn next(bytes: usize) -> *mut c_void {
     let align = if bytes >= HUGE { HUGE } else { PAGE_BYTES };
     let place = |next: usize| {

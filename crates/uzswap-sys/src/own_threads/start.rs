@@ -2,12 +2,12 @@
 //!
 //! The C library maps a stack where the kernel has the highest hole. The program may be about to
 //! map there again ([`place`](crate::map::place)). So ours are mappings of our own, with a guard
-//! page below, and are never unmapped: a thread gets the stack of one that has ended.
+//! page below. They are never unmapped: a new thread gets the stack of a thread that has ended.
 //!
 //! A child has the stacks of its parent's threads. The C library lists those threads, in their
-//! blocks at the end of the stacks. After its `fork` it lists them no more, so the child's threads
-//! get these stacks. In a child that was made past `fork` those threads stay listed, so their
-//! stacks are not used again.
+//! blocks at the end of the stacks. After its `fork` it no longer lists them, so the child's
+//! threads get these stacks. In a child that was made past `fork` the C library still lists them,
+//! so we do not use their stacks again.
 
 use super::{of_own_process, of_process};
 use crate::map::{Mapping, PAGE_BYTES};
@@ -20,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 
-/// More threads than this at once have stacks of the C library's.
+/// Further threads at the same time have stacks of the C library's.
 const MAX: usize = super::MAX;
 
 /// The number of times that a stack may be doubled: the C library refuses one without space for the
@@ -36,7 +36,8 @@ struct PooledStack {
     start: AtomicUsize,
     /// 0: nothing is mapped yet.
     bytes: AtomicUsize,
-    /// The thread, if nobody else joins it; 0: somebody does, or it is being started.
+    /// The thread, if no other thread joins it; 0 if another thread does, or if it is being
+    /// started.
     left: AtomicUsize,
 }
 
@@ -57,7 +58,7 @@ static STACKS: [PooledStack; MAX] = [const {
 pub struct Started {
     /// A `pthread_t`, which is a pointer in musl.
     thread: usize,
-    /// `None`: the C library's.
+    /// `None` for a stack of the C library's.
     stack: Option<&'static PooledStack>,
 }
 
@@ -66,8 +67,8 @@ struct ThreadWork {
     run: Box<dyn FnOnce() + Send>,
 }
 
-/// Starts a thread of that name (at most 15 bytes), with a stack of at least so many bytes. Errors:
-/// no thread or no memory can be had.
+/// Starts a thread of that name (at most 15 bytes), with a stack of at least `bytes` bytes. Fails
+/// without memory, or if the kernel permits no more threads.
 pub fn start(
     name: &'static CStr,
     bytes: usize,
@@ -140,12 +141,12 @@ extern "C" fn begin(work: *mut c_void) -> *mut c_void {
 impl Started {
     /// Waits for its end.
     pub fn join(self) {
-        // SAFETY: joined here only. It is none of a parent's: those are forgotten.
+        // SAFETY: joined here only. It is not a parent's thread, since a child forgets those.
         unsafe { libc::pthread_join(self.thread as pthread_t, ptr::null_mut()) };
         self.stack.into_iter().for_each(PooledStack::free);
     }
 
-    /// Lets the thread end by itself. A thread that is started after its end gets its stack.
+    /// Lets the thread end by itself. A thread that is started later gets its stack.
     pub fn leave(self) {
         match self.stack {
             Some(stack) => stack.left.store(self.thread, SeqCst),
@@ -155,7 +156,7 @@ impl Started {
     }
 }
 
-/// Takes a stack: the smallest that is large enough, or a new one. `None`: there are too many.
+/// Takes a stack: the smallest that is large enough, or a new one. `None` if there are too many.
 fn take(bytes: usize) -> io::Result<Option<&'static PooledStack>> {
     STACKS.iter().for_each(PooledStack::free_if_ended);
     let room = |stack: &&PooledStack| stack.bytes.load(SeqCst);
@@ -177,7 +178,7 @@ impl PooledStack {
         self.user.store(FREE, SeqCst);
     }
 
-    /// Joins its thread if that has ended and nobody else does.
+    /// Joins its thread if the thread has ended and no other thread joins it.
     fn free_if_ended(&self) {
         if of_own_process(self.user.load(SeqCst)).is_none() {
             return;
@@ -246,7 +247,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Starts a thread that tells where its stack is, and the stack's place in the table.
+    /// Starts a thread that reports its stack's address, and the stack's place in the table.
     fn place(bytes: usize) -> (Started, usize) {
         let (tell, told) = mpsc::channel();
         let here = move || {

@@ -5,7 +5,8 @@ use std::arch::{asm, is_aarch64_feature_detected, naked_asm};
 use std::ffi::c_void;
 use std::io;
 
-/// Calls `call(work)` on another stack. The frame pointer keeps the old one, for unwinders too.
+/// Calls `call(work)` on another stack. The frame pointer keeps the old stack pointer, also for
+/// unwinders.
 ///
 /// # Safety
 /// `top` is the end of a stack that is free, a multiple of 16.
@@ -102,7 +103,7 @@ fn kind_of(syndrome: u64) -> Cause {
     const DATA: u64 = 0x24;
     const FETCH: u64 = 0x20;
     const WRITE: u64 = 1 << 6;
-    /// Maintenance of caches counts as a write, and is none.
+    /// Cache maintenance is reported as a write, although it writes nothing.
     const MAINTENANCE: u64 = 1 << 8;
     let class = syndrome >> 26 & 0x3f;
     Cause {
@@ -125,7 +126,7 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
     }
 }
 
-/// Sets the instruction and the result: there the thread goes on after the handler.
+/// Sets the instruction at which the thread continues after the handler, and the result.
 pub(crate) fn set_registers(context: &mut libc::ucontext_t, instruction: usize, result: i64) {
     context.uc_mcontext.pc = instruction as u64;
     context.uc_mcontext.regs[0] = result as u64;

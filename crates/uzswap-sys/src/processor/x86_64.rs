@@ -9,7 +9,8 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::arch::{asm, naked_asm};
 use std::ffi::c_void;
 
-/// Calls `call(work)` on another stack. The frame pointer keeps the old one, for unwinders too.
+/// Calls `call(work)` on another stack. The frame pointer keeps the old stack pointer, also for
+/// unwinders.
 ///
 /// # Safety
 /// `top` is the end of a stack that is free, a multiple of 16.
@@ -38,8 +39,8 @@ pub(crate) unsafe extern "C" fn on_stack(
     )
 }
 
-/// `madvise` past the C library: in a program whose calls are replaced, this one is ours. Returns 0
-/// or a negative error number.
+/// `madvise` without the C library, because a managed program's calls are replaced and this call is
+/// ours. Returns 0 or a negative error number.
 ///
 /// # Safety
 /// As of the advice.
@@ -88,7 +89,7 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
     Registers { instruction, stack, result: registers[REG_RAX as usize], behind, arguments }
 }
 
-/// Sets the instruction and the result: there the thread goes on after the handler.
+/// Sets the instruction at which the thread continues after the handler, and the result.
 pub(crate) fn set_registers(context: &mut libc::ucontext_t, instruction: usize, result: i64) {
     let registers = &mut context.uc_mcontext.gregs;
     registers[REG_RIP as usize] = instruction as i64;

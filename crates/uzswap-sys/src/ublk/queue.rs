@@ -43,7 +43,7 @@ pub enum Operation {
     Read,
     /// Store the data of the buffer.
     Write,
-    /// Flush: no data are held back.
+    /// Flush. No data are buffered.
     Flush,
     /// Drop the data.
     Discard,
@@ -100,12 +100,12 @@ impl Bell {
 
     /// Wakes the thread, or keeps it from its next sleep.
     pub fn ring(&self) {
-        // An error: it was rung 2^64 times while the thread slept.
+        // It fails only after 2^64 rings without a read.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
     fn hush(&self) {
-        // An error: it was not rung.
+        // An error means that the bell was not rung.
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 }
@@ -116,7 +116,7 @@ struct Descriptors {
     bytes: usize,
 }
 
-// SAFETY: a mapping that is only read, and read by copying; it belongs to no thread.
+// SAFETY: a mapping that is only read, by copying, and that no thread owns.
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
@@ -133,13 +133,13 @@ impl Descriptors {
         Ok(Self { base, bytes })
     }
 
-    /// The descriptor of a request that has come and is not answered yet.
+    /// The descriptor of a request that has arrived and is not answered yet.
     fn get(&self, tag: u16) -> Descriptor {
         let tag = usize::from(tag);
         assert!((tag + 1) * size_of::<Descriptor>() <= self.bytes);
         // SAFETY: inside the mapping, by the assertion, and aligned, because it is an array. The
-        // read is volatile and a copy, because the kernel writes there; it does not while the
-        // request is ours.
+        // read is volatile and a copy, because the kernel writes to this memory, though not while
+        // the request is ours.
         unsafe { self.base.as_ptr().add(tag).read_volatile() }
     }
 }
@@ -220,9 +220,9 @@ impl Queue {
     /// refuses that.
     ///
     /// This process may be killed at any point of this call, and then another process must be able
-    /// to take the device over. So the call asks for all requests at once. It maps the descriptors
-    /// after that: the kernel lets no other process map them before a new recovery, which it
-    /// refuses where the one before has not asked for all.
+    /// to take the device over. So the call asks for all requests together, and maps the
+    /// descriptors afterwards. The kernel lets no other process map them before a new recovery. It
+    /// refuses that recovery if the previous server has not asked for all requests.
     pub fn fetch(&mut self) -> io::Result<()> {
         for tag in 0..self.places.len() {
             self.push(tag, FETCH, 0);
@@ -314,7 +314,7 @@ impl Queue {
         pushed.expect("there is room for a command of each tag");
     }
 
-    /// Submits answers to the kernel, if there are any.
+    /// Submits pending answers to the kernel.
     pub fn submit(&mut self) {
         if !self.ring.submission().is_empty() {
             // After an error (a signal, a moment without memory) they stay, and the next call
@@ -339,8 +339,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Other threads end with their device, so this one probably panics. The kernel may still
-        // copy into the buffers of commands that have not completed.
+        // A thread normally ends with its device, so this thread probably panics. The kernel may
+        // still copy into the buffers of commands that have not completed.
         if !self.has_ended() {
             self.places.iter_mut().filter_map(Option::take).for_each(std::mem::forget);
         }

@@ -45,8 +45,8 @@ impl Slots {
     }
 
     /// Frees everything without a live record. Returns the segments to which a write may still be
-    /// under way; they stay taken until the caller gives them back. Errors: no memory, or the state
-    /// that was left is damaged.
+    /// under way; they stay taken until the caller gives them back. Fails without memory, or if the
+    /// state that was left is damaged.
     pub(crate) fn recover(&self) -> io::Result<Vec<Segment>> {
         let (mut open, mut tables) = (Vec::new(), Vec::new());
         for number in 0..self.clusters.len() as u32 {

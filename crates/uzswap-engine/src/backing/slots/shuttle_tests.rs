@@ -65,7 +65,7 @@ fn a_batch_is_freed_while_its_cluster_is_discarded() {
         (0..2).for_each(|_| slots.drain_idle());
         let discard = |slots: &Slots| {
             slots.discard_empty(|offset, bytes| {
-                // Other threads may take slots meanwhile, but not these.
+                // Other threads may take slots now, but not these.
                 let range = Slot::at(offset)..Slot::at(offset + bytes);
                 let segment = slots.take_segment(0).unwrap();
                 assert!(!range.contains(&Slot::at(segment.start())), "discarded while in use");
@@ -96,7 +96,7 @@ fn the_last_segments_go_to_one_thread_each() {
         let slots = slots();
         let mut segments: Vec<_> = (0..12).map(|_| slots.take_segment(0).unwrap()).collect();
         let last = segments.pop().unwrap();
-        // Four are free: two to be taken, one for slots, and a reserved one.
+        // Four segments are free: two for the threads, one for slots, and a reserved one.
         let take = |slots: &Slots| {
             let segment = slots.take_segment(1).unwrap();
             (0..BATCH as u32).map(|slot| Slot(segment.0 * BATCH as u32 + slot)).collect()

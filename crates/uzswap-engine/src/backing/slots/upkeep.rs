@@ -11,7 +11,7 @@ use uzswap_ranges::RangeIndex;
 const DISCARDS: usize = 16;
 
 impl Slots {
-    /// Makes memory ready for taking clusters. Allocates.
+    /// Prepares the memory to take clusters. Allocates.
     pub(crate) fn provision(&self) {
         let lacks = |cache: &SlotCache| !cache.preload.is_ready();
         let give = |cache: &mut SlotCache, preload: &mut _| swap(&mut cache.preload, preload);
@@ -57,8 +57,8 @@ impl Slots {
         for number in numbers(&self.empty, 0).filter(|number| !is_current(*number)).take(DISCARDS) {
             let first = number as usize * CLUSTER_SEGMENTS;
             let segments = CLUSTER_SEGMENTS.min(self.segments.count() - first);
-            // Decrements the count, so that no thread looks for these segments here. While space is
-            // short they are not worth a discard.
+            // Decrements the count, so that no thread looks for these segments. While space is
+            // short, they are not worth a discard.
             if !self.claim(segments, RESERVED) {
                 return;
             }

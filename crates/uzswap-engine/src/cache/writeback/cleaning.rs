@@ -16,7 +16,7 @@ use std::io;
 /// A segment with more live bytes than this is not cleaned: to win one, cleaning would copy thirty.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
-/// How far cleaning has come.
+/// The progress of cleaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cleaning {
     /// More than the reserved segments are free.
@@ -42,8 +42,8 @@ impl Cache {
         }
     }
 
-    /// Cleans one segment if space is short. The maintaining thread makes memory ready for stores
-    /// before it cleans the next one: each takes a read, which may be slow.
+    /// Cleans one segment if space is short. The maintaining thread prepares memory for stores
+    /// before it cleans the next segment, because each takes a read, which may be slow.
     pub(super) fn clean_if_short(&self, writer: &mut SegmentWriter) -> Cleaning {
         if self.slots.is_short() && writer.cleaning.is_empty() {
             self.slots.drain();

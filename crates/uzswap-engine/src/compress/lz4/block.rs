@@ -18,7 +18,7 @@ const END: usize = PAGE - 5;
 const SLOT_BITS: u32 = 10;
 pub(super) const SLOTS: usize = 1 << SLOT_BITS;
 
-/// The shortest match, which the format counts as none.
+/// The shortest match, whose length the format encodes as 0.
 const SHORTEST: usize = 4;
 
 /// The value of a token's field that continues in bytes of its own.
@@ -74,7 +74,7 @@ pub(super) fn encode(
     writer.finish()
 }
 
-/// The length of a match from `found.at` on.
+/// The length of a match that begins at `found.at`.
 #[inline(always)]
 fn equal_after(page: &Page, found: Match) -> usize {
     let Match { at, dist, equal: known } = found;
@@ -109,7 +109,7 @@ struct Writer<'a> {
     page: &'a Page,
     out: &'a mut [u8],
     len: usize,
-    /// Where the literals of the next sequence begin.
+    /// The start of the next sequence's literals.
     from: usize,
 }
 

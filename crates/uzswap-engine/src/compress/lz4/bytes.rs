@@ -42,7 +42,7 @@ impl Bytes {
         Self { table: [0; SLOTS] }
     }
 
-    /// Writes the object of `page` to the front of `out` and tells its length, or `None` when it
+    /// Writes the object of `page` to the front of `out` and returns its length, or `None` when it
     /// does not fit. The same page always makes the same object.
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         // A cleared slot names position 0, which lies before every position looked up.

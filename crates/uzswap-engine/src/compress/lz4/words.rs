@@ -2,8 +2,8 @@
 //!
 //! A heap repeats aligned words, and objects of one size next to each other. This encoder therefore
 //! tries matches at multiples of four bytes only: first at the last two different distances, then
-//! where a table last saw the same five bytes. A large table would find most matches at one of
-//! those two distances, and only after waiting for memory.
+//! where a table last saw the same five bytes. A large table would find most of its matches at
+//! those two distances, but only after a wait for memory.
 
 use super::block::{LAST, Match, SLOTS, encode, equal, load, slot};
 use crate::page::Page;
@@ -12,7 +12,7 @@ const WORD: usize = 4;
 
 /// The encoder with the memory it works in.
 pub(super) struct Words {
-    /// Where in the page the bytes that hash to a slot were last seen.
+    /// The place in the page where bytes with this hash were last seen.
     table: [u16; SLOTS],
 }
 
@@ -21,7 +21,7 @@ impl Words {
         Self { table: [0; SLOTS] }
     }
 
-    /// Writes the object of `page` to the front of `out` and tells its length, or `None` when it
+    /// Writes the object of `page` to the front of `out` and returns its length, or `None` when it
     /// does not fit. The same page always makes the same object.
     pub(super) fn compress(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         // A cleared slot names position 0, which lies before every position looked up.
@@ -37,7 +37,7 @@ impl Words {
         while at <= LAST {
             let bytes = load(page, at);
             // Takes the first match of the three by branches, rather than the longest. The
-            // processor then goes on with a guess instead of waiting for the table. This is worth
+            // processor then continues with a guess instead of waiting for the table. This is worth
             // more than smaller objects.
             for dist in dists {
                 let differ = load(page, at - dist) ^ bytes;

@@ -69,7 +69,7 @@ fn decompress(parts: &mut Parts, object: &[u8], page: &mut Page) -> Option<()> {
 /// Vectors and arrays of bytes of the same size, valid with any bits.
 macro_rules! window {
     ($load:ident, $store:ident, $vector:ty, $bytes:literal) => {
-        /// The bytes from `at` on.
+        /// Loads the bytes that begin at `at`.
         #[inline(always)]
         fn $load(bytes: &[u8], at: usize) -> $vector {
             let window: [u8; $bytes] = *bytes[at..].first_chunk().expect("sections have slack");
@@ -77,7 +77,7 @@ macro_rules! window {
             unsafe { std::mem::transmute(window) }
         }
 
-        /// Writes to the bytes from `at` on.
+        /// Writes to the bytes that begin at `at`.
         #[inline(always)]
         fn $store(bytes: &mut [u8], at: usize, vector: $vector) {
             let window = bytes[at..].first_chunk_mut().expect("sections have slack");
@@ -232,8 +232,8 @@ fn join(parts: &Parts, page: &mut Page) {
         let slots = _mm512_mask_expand_epi32(slots, old, old_slots);
 
         // The upper bits of a word are those of the last literal in its slot, up to the word
-        // itself. The lower bits are those of the last literal or partial word there. If the group
-        // has none, they are in the dictionary.
+        // itself. The lower bits are those of the last literal or partial word in that slot. If the
+        // group has no such word, the dictionary has the bits.
         let members = members(slots, old | whole);
         let earlier = _mm512_and_si512(_mm512_permutexvar_epi32(slots, members), up_to);
         let listed = _mm512_permutexvar_epi32(slots, dictionary);

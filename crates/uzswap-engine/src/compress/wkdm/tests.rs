@@ -88,8 +88,8 @@ fn a_real_program_passes_through_both_forms() {
     }
 }
 
-/// The format, by hand: a literal, the same word, one that is near it, a zero and a small number,
-/// which is near the zero that all slots begin with.
+/// Checks the format by hand: a literal, the same word, a word near it, a zero, and a small number.
+/// The last is near the zero that all slots begin with.
 #[test]
 fn an_object_is_laid_out_as_described() {
     let word = 0x1234_5678;

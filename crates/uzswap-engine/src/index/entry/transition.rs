@@ -6,14 +6,14 @@
 //! code can change an entry: its words are private to `entry`, and lists to this module.
 //!
 //! A transition takes the locked entry and unlocks it. The second word changes first, and the word
-//! when the entry is unlocked. A process that is killed in between thus leaves the old state with
-//! the new second word. That must do no harm in a state whose second word is needed to load the
-//! page (`Placed`, `Member`). There are three cases. The page is not needed any more, since the
+//! when the entry is unlocked. So a process that is killed between these steps leaves the old state
+//! with the new second word. That must do no harm in a state whose second word is needed to load
+//! the page (`Placed`, `Member`). There are three cases. The page is not needed any more, since the
 //! caller repeats the call that replaces it. Or the second word is the same. Or both old words are
 //! noted first (see [`LockedEntry::moved_on_backing`]).
 //!
-//! The caller frees the old state's object or record once the entry does not refer to it: a
-//! transition that replaces a state returns the old one.
+//! A transition that replaces a state returns the old one. The caller frees its object or record,
+//! to which the entry no longer refers.
 
 use super::{Entry, EntryLock};
 use crate::compress::Codec;
@@ -26,7 +26,7 @@ use crate::lru::{Links, Lru, OFF};
 use crate::object::{Extent, Object};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The states of an entry, as far as transitions distinguish them.
+/// The states of an entry that transitions distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Is {
     Absent,
@@ -237,7 +237,7 @@ impl<'a> LockedEntry<'a> {
         self.replace(&STORED, Word::new(state).with_cold(is_piece), OFF)
     }
 
-    /// The page was just written to the backing, and is only there.
+    /// The page was just written to the backing, and is nowhere else.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn written_through(self, to: Extent, proof: u64) -> State {
         self.replace(&WRITTEN_THROUGH, Word::new(State::Placed(to)), proof)
@@ -310,7 +310,7 @@ impl<'a> LockedEntry<'a> {
         self.lists().of(self.word()).push_oldest(&SecondWords(self.view), self.key);
     }
 
-    /// The same for an object that only writeback may take off a list again.
+    /// Puts an object on a list from which only writeback may take it.
     pub(crate) fn cooled(mut self) {
         self.stay(&COOLED, true);
         self.list();
@@ -324,7 +324,7 @@ impl<'a> LockedEntry<'a> {
     }
 
     /// The record on the backing is at another place. If the entries outlive the process, `intent`
-    /// notes the change of both words. Called with the writer's lock held.
+    /// notes the change of both words. The caller holds the writer's lock.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn moved_on_backing(self, to: Extent, proof: u64) -> State {
         if let Some(intent) = self.view.intent() {
@@ -447,7 +447,7 @@ fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
 /// Lists: the oldest entries.
 impl View<'_> {
     /// Takes the oldest entry off a list, locked, with its object. The next transition puts it on a
-    /// list again, or tells why it is on none.
+    /// list again, or has the reason why it is on none.
     pub(crate) fn take_oldest(&self, list: List) -> Option<(LockedEntry<'_>, Object)> {
         let list = self.lists().get(list);
         std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {

@@ -36,8 +36,8 @@ impl Sections {
 
     /// Copies `bytes` into a frame.
     ///
-    /// The caller owns the object there: it has just allocated the object and told no other thread,
-    /// or has the lock of its entry.
+    /// The caller owns the object in these bytes: it has just allocated the object and not
+    /// published it, or has the lock of its entry.
     pub(in crate::pool) fn write(&self, frame: Frame, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= PAGE_BYTES);
         // SAFETY: in bounds of the frame, by the assertion. `bytes` does not overlap, because no
@@ -48,7 +48,7 @@ impl Sections {
         }
     }
 
-    /// Copies out of a frame. The caller owns the object there, as for [`Self::write`].
+    /// Copies out of a frame. The caller owns the object in these bytes, as for [`Self::write`].
     pub(in crate::pool) fn read(&self, frame: Frame, offset: usize, out: &mut [u8]) {
         assert!(offset + out.len() <= PAGE_BYTES);
         // SAFETY: as in `write`, in the other direction.
