@@ -209,7 +209,7 @@ fn _numpy_install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny
     numpy::install(handler)
 }
 
-/// Makes faults of regions come to the pager again, after a handler of SIGBUS was set.
+/// Directs faults of regions to the pager again, after the program has set a handler of SIGBUS.
 #[pyfunction]
 fn _take_back() -> PyResult<()> {
     uzswap_region::signals::take_back().map_err(PyErr::from)

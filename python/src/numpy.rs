@@ -61,7 +61,7 @@ type GetHandler = unsafe extern "C" fn() -> *mut ffi::PyObject;
 /// Makes a handler that puts arrays of at least `above` bytes into regions of the pager.
 pub fn handler<'py>(py: Python<'py>, pager: Pager, above: usize) -> PyResult<Bound<'py, PyAny>> {
     let table = table(py)?;
-    // SAFETY: the place holds this function in every NumPy from 1.22 on (`table` has looked).
+    // SAFETY: the place has this function in every NumPy since 1.22 (`table` has checked that).
     let get: GetHandler = unsafe { std::mem::transmute(*table.add(GET_HANDLER)) };
     // SAFETY: called with the interpreter attached; the answer is a new reference, or null with an
     // exception set.
@@ -95,7 +95,7 @@ pub fn handler<'py>(py: Python<'py>, pager: Pager, above: usize) -> PyResult<Bou
 pub fn install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = handler.py();
     let table = table(py)?;
-    // SAFETY: the place holds this function in every NumPy from 1.22 on (`table` has looked).
+    // SAFETY: the place has this function in every NumPy since 1.22 (`table` has checked that).
     let set: SetHandler = unsafe { std::mem::transmute(*table.add(SET_HANDLER)) };
     // SAFETY: called with the interpreter attached, with an object that NumPy checks to be a
     // handler's capsule; the answer is a new reference, or null with an exception set.
@@ -160,7 +160,7 @@ unsafe extern "C" fn free(context: *mut c_void, block: *mut c_void, bytes: usize
     // SAFETY: as in `malloc`.
     let context = unsafe { &*context.cast::<Context>() };
     if length(context, block).is_none() {
-        // SAFETY: not of a region, so it came from the handler before ours.
+        // SAFETY: not of a region, so it came from the previous handler.
         unsafe { (context.small.free)(context.small.context, block, bytes) };
     } else {
         give_back(context, block);
@@ -202,8 +202,8 @@ unsafe extern "C" fn realloc(
 
 const PAGE: usize = 4096;
 
-/// A block of the pager, or null. `None` in a fork, which has no pager: the program gets ordinary
-/// memory there.
+/// A block of the pager, or null. `None` in a fork, which has no pager. There the program gets
+/// ordinary memory.
 fn take(context: &Context, bytes: usize) -> Option<*mut c_void> {
     match context.pager.map(bytes) {
         Ok(region) => Some(region.into_raw().as_ptr().cast()),
@@ -221,7 +221,7 @@ fn length(context: &Context, block: *mut c_void) -> Option<usize> {
 }
 
 fn give_back(context: &Context, block: *mut c_void) {
-    // An error: this is a fork, which has no regions.
-    // SAFETY: NumPy gives the block up with the call; `take` has kept no region of it.
+    // An error means that this is a fork, which has no regions. SAFETY: NumPy gives the block up
+    // with the call; `take` has kept no region of it.
     let _ = unsafe { context.pager.unmap(block.addr()) };
 }

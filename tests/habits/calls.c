@@ -142,8 +142,8 @@ static int namespaces(void) {
     return 0;
 }
 
-// The program closes all descriptors from 3 on and opens a file, which must get the number 3: in a
-// process that is only watched, and in children of a process that is kept small.
+// The program closes all descriptors from 3 and opens a file, which must get the number 3. It does
+// so in a process that is only watched, and in children of a managed process.
 static int reopen(int turns, int pause) {
     char expected[PAGE], found[PAGE];
     int wrong = 0, file = open("/etc/passwd", O_RDONLY);
@@ -252,7 +252,7 @@ static int own_memory(void) {
     return 0;
 }
 
-// Threads end with robust locks in memory that is out. The next owner must be told.
+// Threads end with robust locks in memory that is out. The kernel must inform the next owner.
 static unsigned char *locks;
 static pthread_mutex_t *lock_at(int number) { return (void *)(locks + number * 2 * PAGE); }
 static void *end_with_locks(void *count) {

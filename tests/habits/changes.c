@@ -36,7 +36,7 @@ static int fails(void) {
     return 0;
 }
 
-// The program has no guards there.
+// The program has set no guards in this memory.
 enum { GUARD_REMOVE = 103 };
 static int guards(void) {
     unsigned char *memory = map(16 * MIB);

@@ -1,4 +1,5 @@
-// Forks in all the ways in which programs make them, and the state that programs rely on meanwhile.
+// Forks in all the ways in which programs make them, and the state that programs rely on during a
+// fork.
 #include "habit.h"
 #include <dirent.h>
 #include <semaphore.h>
@@ -57,7 +58,7 @@ static int locked(void) {
     usleep(200000);
     return fork_on(map_under_lock, 300);
 }
-// The same when memory is short.
+// Does the same when memory is short.
 static int locked_and_short(void) {
     memory = map(40 * MIB);
     for (long i = 0; i < 40 * MIB; i++) memory[i] = i * 31 >> 5;
@@ -65,7 +66,8 @@ static int locked_and_short(void) {
     return fork_on(touch_under_lock, 40);
 }
 
-// A thread that holds this lock interrupts another thread by a signal, and waits until it has.
+// A thread that holds this lock interrupts another thread by a signal, and waits until the handler
+// runs.
 static sem_t stands;
 static pthread_t first;
 static void stand(int signal) { (void)signal, sem_post(&stands); }
@@ -159,8 +161,9 @@ static int ways(void) {
     return 0;
 }
 
-// Children that begin without handlers (CLONE_CLEAR_SIGHAND) read what is out. Those of glibc's
-// `posix_spawn` from 2.38 on borrow their parent's memory; it makes them by `clone` where it must.
+// Children that begin without handlers (CLONE_CLEAR_SIGHAND) read absent pages. Since 2.38,
+// children of glibc's `posix_spawn` borrow their parent's memory; glibc makes them by `clone` where
+// it must.
 static void handle(int signal) { (void)signal, _exit(9); }
 static int has_no_handlers(void) {
     int ignored = 0;
@@ -405,8 +408,8 @@ static int stacks_between(void) {
         snprintf(name, sizeof name, "/proc/self/task/%s/syscall", one->d_name);
         FILE *file = fopen(name, "r");
         unsigned long stack;
-        // The number of the call, its six arguments, and the stack pointer; a running thread has
-        // none.
+        // The number of the call, its six arguments, and the stack pointer. A running thread has no
+        // such line.
         const char *form = "%*s %*s %*s %*s %*s %*s %*s %lx";
         if (file && fgets(line, sizeof line, file) && sscanf(line, form, &stack) == 1)
             between += stack < 1UL << 46 || stack >= 5UL << 44;
@@ -453,7 +456,7 @@ static int no_threads(void) {
     return 0;
 }
 
-// The first thread ends; another one goes on.
+// The first thread ends; another thread continues.
 static unsigned char *kept;
 static void *goes_on(void *when) {
     char said[8] = "";

@@ -133,7 +133,7 @@ static int undumpable(void) {
     return 0;
 }
 
-// madvise must answer like the kernel.
+// madvise must return the kernel's answers.
 static int advice(void) {
     unsigned char *memory = map_alone(0, 0);
     grow();

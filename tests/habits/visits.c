@@ -6,7 +6,8 @@ enum { BYTES = 8 * MIB };
 
 static unsigned char byte_at(size_t at) { return (unsigned char)((at * 2654435761u >> 13) + at / PAGE); }
 
-// A child with its own content in memory of its parent's, which is out if it is watched.
+// A child with its own content in memory of its parent's. If the child is managed, the memory is
+// paged out.
 struct child { pid_t number; int told, asked; unsigned char *memory; };
 
 static void live(struct child *own, int is_watched, int grows) {
@@ -68,7 +69,7 @@ static void read_all(struct child *child) {
     struct iovec here = {buffer, BYTES}, there = {child->memory, BYTES};
     memset(buffer, 0, BYTES);
     check("all", process_vm_readv(child->number, &here, 1, &there, 1, 0), buffer, 0);
-    // In pieces that do not agree, the first one not of whole pages.
+    // Local and remote pieces differ, and the first is not of whole pages.
     struct iovec ours[3] = {{buffer, 5}, {buffer + 5, 3 * MIB}, {buffer + 5 + 3 * MIB, MIB}};
     struct iovec theirs[2] = {{child->memory + 77, 2 * MIB + 1}, {child->memory + 78 + 2 * MIB, 2 * MIB}};
     memset(buffer, 0, BYTES);
@@ -120,7 +121,7 @@ static int visit(int grows) {
 // Both are taken over.
 static int large(void) { return visit(0); }
 
-// The visitor is small, and nobody watches it.
+// The visitor is small, and not watched.
 static int small(void) { return visit(1); }
 
 // A visitor that is killed at any moment keeps no page of its host's in.
@@ -155,7 +156,7 @@ static int killed(void) {
     return 0;
 }
 
-// A host that is stopped answers nobody, and nobody waits for it for long.
+// A stopped host does not answer, and no visitor waits for it for long.
 static int stopped(void) {
     unsigned char *memory = map(BYTES);
     buffer = map(BYTES);

@@ -28,7 +28,7 @@ struct given {
     long looked_at;
 };
 
-/* Puts bytes there. Skips holes. */
+/* Writes bytes to the given memory. Skips holes. */
 static void put(const struct given *given, const void *bytes, long count) {
     for (long byte = 0; byte < count; byte++) {
         char *at = given->at + byte;

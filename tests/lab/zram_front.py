@@ -144,7 +144,7 @@ def measure(program, age):
         figures["cold"] = {age: round(sampler.cold(age), 4) for age in AGES}
         figures["freed"] = {age: sampler.freed(age) for age in AGES}
     else:
-        # Blocks that were ever used. zram does not tell its disk that a block is free again.
+        # The blocks that were ever used. zram does not inform its disk that a block is free again.
         used = COLD.stat().st_blocks * 512 // PAGE
         figures |= {"age": age, "disk_reads": reads, "disk_writes": writes}
         figures |= {"disk_pages": round(disk), "disk_pages_max": used}

@@ -1,4 +1,4 @@
-//! The machine, which one test has at a time and must leave as it was.
+//! The machine, which only one test uses at a time and must leave unchanged.
 
 use crate::{program, skip, wait_for};
 use rustix::fs::FlockOperation;
@@ -35,7 +35,7 @@ impl Machine {
         let output = |word| Command::new(program("uzswap")).arg(word).output().expect("it runs");
         // Removes changes that a killed test has left. It touches no process.
         output("clean");
-        // A run of another program would end within the test, and look like a change by it.
+        // A run of another program could end during the test, and look like a change by the test.
         let idle = wait_for(|| output("status").stdout.starts_with(b"no cache is running"));
         let status = || String::from_utf8_lossy(&output("status").stdout).into_owned();
         assert!(idle, "uzswap is running on this machine already; end it: {}", status());

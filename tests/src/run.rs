@@ -18,7 +18,7 @@ pub struct Run {
     /// The process; `None` after it was waited for.
     child: Option<Child>,
     report: tempfile::NamedTempFile,
-    /// The command goes on while this file exists.
+    /// The command runs while this file exists.
     goes_on: Option<tempfile::TempPath>,
 }
 
@@ -33,7 +33,7 @@ impl Drop for Run {
 }
 
 impl Run {
-    /// Starts it. `options` come before the command.
+    /// Starts a run. `options` precede the command.
     pub fn start(options: &[&str], command: &[&str]) -> Self {
         let report = tempfile::NamedTempFile::new().expect("a temporary file");
         let child = Command::new(program("uzswap"))
@@ -127,7 +127,7 @@ impl Run {
         let watchdog = std::thread::spawn(move || {
             let is_late = end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
             if is_late {
-                // An error: the run has just ended, or all but its command has.
+                // An error means that the run has just ended, perhaps without its command.
                 let _ = process::kill(pid, libc::SIGKILL);
             }
             is_late

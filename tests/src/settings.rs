@@ -13,8 +13,8 @@ pub struct Afterwards {
 impl Afterwards {
     /// Has `script` run at the end, with `arguments` as `$1` and so on.
     pub fn run(script: &str, arguments: &[&str]) -> Self {
-        // Its standard input ends with this process. In a process group of its own, keys of the
-        // terminal do not end it.
+        // Its standard input ends with this process. It has its own process group, so that keys of
+        // the terminal do not end it.
         let shell = Command::new("sh")
             .args(["-c", &format!("cat >/dev/null; {script}"), "afterwards"])
             .args(arguments)

@@ -67,7 +67,7 @@ fn install(root: &Path, built: &Path, prefix: &Path, destdir: &str) -> io::Resul
     link(&format!("libuzswap.so.{VERSION}"), &library.join(SONAME))?;
     link(SONAME, &library.join("libuzswap.so"))?;
     copy(&built.join("libuzswap.a"), &library.join("libuzswap.a"), 0o644)?;
-    // `uzswap run` finds them here, from the folder `bin` beside.
+    // `uzswap run`, which is in the folder `bin` beside, finds them here.
     for name in ["libuzswap_preload.so", "libuzswap_agent.so"] {
         copy(&built.join(name), &library.join("uzswap").join(name), 0o755)?;
     }

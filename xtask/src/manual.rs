@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use uzswap_cli::cli::Cli;
 
-/// The meaning of each exit status, and the command that alone has it, if any.
+/// The meaning of each exit status, and the only command that has it; empty if several have.
 const STATUSES: [(&str, &str, &str); 7] = [
     ("0", "", "It was done."),
     ("1", "doctor", "No front end works on this machine."),

@@ -23,7 +23,7 @@ struct Processor {
     tools: &'static str,
     /// The first version of the C library for this processor.
     first_version: &'static str,
-    /// True if in-process works there, so that the libraries are built.
+    /// True if in-process works on this processor, so that its libraries are built.
     has_in_process: bool,
 }
 
@@ -85,9 +85,9 @@ OLD(pow, (double x, double y), (x, y))
 
 /// Functions newer than 2.28 that the standard library uses if they exist. Even a weak reference
 /// would need the newer C library.
-/// `statx` is of 2.28 itself. A program may have a C library of its own, older than the system's,
-/// and inherit the library that programs preload. If that asked for 2.28, the dynamic linker would
-/// not start the program.
+/// `statx` is of 2.28 itself. A program may have its own C library, older than the system's, and
+/// inherit our preloaded library. If that library asked for 2.28, the dynamic linker would not
+/// start the program.
 const LATE_NAMES: &str = r#"
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -125,7 +125,8 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
         false => (&[], &[]),
     };
     match of_program == of_libraries {
-        // All at once: apart they ask their crates for other features, and those are built twice.
+        // One build for all: separate builds would ask their crates for other features, and build
+        // them twice.
         true => cargo(of_program, &[&["uzswap"], packages].concat())?,
         false => {
             cargo(of_program, &["uzswap"])?;
@@ -154,7 +155,8 @@ fn profiles(dist: &Dist) -> (&'static str, &'static str) {
 }
 
 /// Copies a file to a folder without its debug information, which goes into a file in `debug`. A
-/// debugger finds that file by its name, beside the program or in its own folder for such files.
+/// debugger finds that file by its name, beside the program or in the debugger's folder for such
+/// files.
 fn split(processor: &Processor, from: &Path, folder: &Path, debug: &Path) -> Result<PathBuf> {
     let name = from.file_name().ok_or("a file without a name")?;
     let mut debug_name = name.to_owned();
@@ -263,7 +265,7 @@ struct Sysroot {
 }
 
 impl Sysroot {
-    /// Makes the system, if there is none.
+    /// Makes the system, if it does not exist.
     fn new(target: &Path, processor: &'static Processor) -> Result<Self> {
         let folder = target.join("sysroot").join(processor.name);
         let compiler = folder.join("cc");

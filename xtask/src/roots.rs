@@ -46,7 +46,7 @@ struct Arguments {
 const ROOTS: [(&str, &str); 4] =
     [("debian11", "bullseye"), ("debian12", "bookworm"), ("debian13", "trixie"), ("sid", "sid")];
 
-/// The packages of a root: all programs that tests run there.
+/// The packages of a root: all programs that tests run in it.
 const PACKAGES: &str =
     "gcc,libc6-dev,python3,perl,sqlite3,procps,util-linux,coreutils,make,musl-tools,elfutils";
 

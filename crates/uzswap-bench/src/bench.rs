@@ -63,7 +63,7 @@ impl Interrupt {
 pub trait Candidate {
     /// Its name in tables.
     fn name(&self) -> String;
-    /// The reason why it cannot be measured here, if any.
+    /// The reason why it cannot be measured here, if there is one.
     fn missing(&self) -> Option<String> {
         None
     }
@@ -172,8 +172,8 @@ impl Bench {
         self.take_turns_until(candidates, |_| rounds, |_| false, measure)
     }
 
-    /// The same, with a number of rounds for each candidate. A candidate is not measured again
-    /// after a value for which `is_last` is true.
+    /// Measures candidates in turn, each for its own number of rounds. A candidate is not measured
+    /// again after a value for which `is_last` is true.
     pub fn take_turns_until<C: Candidate, T>(
         &self,
         candidates: &[C],
@@ -210,8 +210,8 @@ impl Bench {
         Ok(turns)
     }
 
-    /// Prints a section, and updates the report with it. Error: measurements that failed are
-    /// missing in it, too.
+    /// Prints a section, and updates the report with it. Fails if measurements have failed, which
+    /// the report lacks.
     pub fn publish(&self, section: Section) -> Result<(), Failure> {
         println!("{}", section.markdown(None));
         self.report.borrow_mut().add(section)?;

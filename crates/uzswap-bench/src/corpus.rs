@@ -20,7 +20,7 @@ use uzswap_engine::testing::Noise;
 use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::process;
 
-/// Most pages of a program that are kept: 96 MiB.
+/// The maximum number of pages that are kept of a program: 96 MiB.
 const PAGES_MAX: usize = 96 << 20 >> 12;
 /// If there are more, pages are kept or left out in runs of this length: neighbours are alike.
 const RUN_PAGES: usize = 16;
@@ -278,7 +278,7 @@ fn ready(command: &mut Command) -> Result<Running, Failure> {
     }
 }
 
-/// A Python with numpy: the system's, or one that is installed in a folder of its own.
+/// A Python with numpy: the system's, or one that is installed in its own folder.
 fn numpy() -> Result<PathBuf, Failure> {
     let has = |python: &Path| {
         let mut command = Command::new(python);

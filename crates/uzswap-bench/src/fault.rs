@@ -1,7 +1,7 @@
 //! `fault` and `swapout`: the times of paging in and out, beside zswap and zram.
 //!
-//! All run the same program ([`crate::touch`]) with the same pages. Its memory is in a cgroup with
-//! room for all of them, so that no page must leave while others come in.
+//! All run the same program ([`crate::touch`]) with the same pages. The cgroup has room for all
+//! pages, so that no page must leave while others come in.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::Program;

@@ -170,7 +170,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
         true => bench.pick(vec![4], vec![24], vec![8, 12, 16, 20, 24]),
         false => arguments.jobs.clone(),
     };
-    // A whole build takes minutes each time. On the slow disk, plain swap would take days for it.
+    // A whole build takes minutes each time. With plain swap on the slow disk it would take days.
     let part = bench.pick("init/", "mm/", "mm/");
     let target = arguments.target.clone().unwrap_or(part.into());
     let pool = arguments.pool.unwrap_or(arguments.memory / 2);
@@ -182,7 +182,7 @@ pub fn run(bench: &Bench, arguments: &BuildArguments) -> Result<Section, Failure
             builds.extend(peers.iter().map(|peer| Build { disk, jobs, peer: peer.clone() }));
         }
     }
-    // The largest number of jobs is the goal, and gets more rounds.
+    // The largest number of jobs matters most, and gets more rounds.
     let most = jobs.iter().max().copied();
     let rounds = |jobs| bench.rounds(1, if Some(jobs) == most { 5 } else { 1 });
     let rounds_of = |build: &Build| rounds(build.jobs);

@@ -1,12 +1,11 @@
 //! `locks`: threads that swap out at the same time, and the cost of their locks, over a plain
 //! backing and a sealed one.
 //!
-//! Threads store pages of a real heap one after the other, each in its own part of the address
-//! space, into a cache over a backing in memory. `raw`: no page meets the limit on its ratio, so
-//! each goes straight to a slot of the backing. `lz4`: pages are compressed into a pool of 16 MiB
-//! and written back in segments. A second run with profiled locks counts how often they are taken,
-//! and measures how long threads wait for them and hold them. `acquisitions` predicts the
-//! throughput of more CPUs.
+//! Threads store pages of a real heap, each thread in its own part of the address space, into a
+//! cache over a backing in memory. `raw`: no page meets the limit on its ratio, so each goes
+//! straight to a slot of the backing. `lz4`: pages are compressed into a pool of 16 MiB and written
+//! back in segments. A second run profiles the locks: it counts acquisitions, and measures wait
+//! times and hold times. `acquisitions` predicts the throughput of more CPUs.
 
 mod acquisitions;
 
@@ -168,7 +167,7 @@ fn store(cache: &Cache, area: Area, offset: u32, page: &Page) -> bool {
     cache.store(key, page) == Store::Stored || cache.store_through(key, page) == Store::Stored
 }
 
-/// CPU time of this process so far.
+/// The CPU time of this process so far.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -363,8 +362,8 @@ fn touch(
                 let loaded = cache.load(key, &mut page);
                 let load = start.elapsed();
                 let whole = matches!(loaded, Ok(Load::Hit)) && page == pages[offset as usize];
-                // The page that must leave for it. The key may be the same, since half of all pages
-                // are out.
+                // Stores the page that must leave for the loaded one. Its key may be the same,
+                // since half of all pages are out.
                 let start = Instant::now();
                 let stored = store(cache, area, offset, &page);
                 times.push((load.as_nanos() as u64, start.elapsed().as_nanos() as u64));

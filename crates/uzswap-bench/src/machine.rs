@@ -36,7 +36,7 @@ pub const THROTTLES: &str = "/sys/fs/cgroup/blkio";
 /// The lock of the running benchmark.
 pub struct Lock(#[expect(dead_code, reason = "unlocks when it is closed")] File);
 
-/// Undoes the changes of a killed benchmark. Error: a benchmark is running.
+/// Undoes the changes of a killed benchmark. Fails if a benchmark is running.
 pub fn recover() -> Result<Lock, Failure> {
     let lock = File::options().write(true).create(true).truncate(false).open(LOCK);
     let lock = lock.context(LOCK)?;
@@ -167,8 +167,8 @@ impl Changes {
         self.swap_on(path, bytes)
     }
 
-    /// The same through a loop device. It merges operations on neighbouring pages before the disk
-    /// counts them.
+    /// Makes a swap file behind a loop device, which merges operations on neighbouring pages before
+    /// the disk counts them.
     pub fn swap_file_merged(&mut self, path: &Path, bytes: u64) -> Result<(), Failure> {
         let file = self.file(path, bytes)?;
         let device =

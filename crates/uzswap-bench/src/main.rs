@@ -1,8 +1,8 @@
 //! Benchmarks: uzswap and the alternatives, measured in turns in one run.
 //!
-//! This is a program of its own, so that the serving program has no code of it. Every configuration
-//! is measured once a round, and rounds are repeated, so that other load on the machine affects all
-//! of them. Figures are medians. All raw values are kept.
+//! This is a separate program, so that the serving program does not contain its code. Every
+//! configuration is measured once a round, and rounds are repeated, so that other load on the
+//! machine affects all of them. Figures are medians. All raw values are kept.
 
 #![forbid(unsafe_code)]
 

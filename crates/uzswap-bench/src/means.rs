@@ -48,7 +48,7 @@ pub struct TouchArguments {
     /// Touches before the measured ones [default: a third of their number].
     #[arg(long)]
     warm_up: Option<usize>,
-    /// One page in sequence is touched for this many other touches; 0: none.
+    /// The number of other touches for each page that is touched in sequence; 0 for no sequence.
     #[arg(long, default_value_t = 0)]
     scan_every: usize,
 }

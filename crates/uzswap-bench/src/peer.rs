@@ -35,7 +35,7 @@ const SAMPLED: u32 = 20;
 pub enum Peer {
     /// The kernel's swap to a file.
     Plain,
-    /// The same with the kernel's zswap before it.
+    /// A swap disk with the kernel's zswap before it.
     Zswap {
         /// Its `compressor`.
         compressor: String,
@@ -75,7 +75,7 @@ pub enum Peer {
 pub struct Room {
     /// Memory, bytes.
     pub memory: u64,
-    /// Most bytes of this memory for the pool. `None`: the pool is beside the memory.
+    /// The maximum bytes of this memory for the pool. `None` if the pool is beside the memory.
     pub pool: Option<u64>,
     /// Swap files and the backing are on a slow disk.
     pub slow_disk: bool,
@@ -110,9 +110,9 @@ pub struct Measured {
     pub pages_in: u64,
     /// Pages swapped out, to any device.
     pub pages_out: u64,
-    /// Bytes read from a disk for them.
+    /// Bytes that were read from a disk for these pages.
     pub device_read: u64,
-    /// Bytes written to a disk for them.
+    /// Bytes that were written to a disk for these pages.
     pub device_written: u64,
     /// Peak of the bytes of compressed pages in memory, sampled ten times a second.
     pub pool_peak: u64,
@@ -451,8 +451,8 @@ pub struct Ended {
     pub stdout: String,
 }
 
-/// Waits for a command whose output is piped, and stops it when its time is up. Error: the command
-/// failed; with its last message, if standard error is piped.
+/// Waits for a command whose output is piped, and stops it when its time is up. Fails if the
+/// command fails. The error has the command's last message, if standard error is piped.
 pub fn wait(
     mut child: Child,
     interrupt: &Interrupt,

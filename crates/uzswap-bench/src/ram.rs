@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uzswap_engine::backing::{Backing, Completion, Write};
 
-/// Bytes under one lock: a segment, which one thread writes at a time.
+/// Bytes under one lock: a segment, since only one thread writes a segment at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Memory that outlives its caches.

@@ -3,7 +3,8 @@
 //! *Items*: 100 000 ranges of size 1 at random keys, split among the threads. Each thread inserts
 //! its part (fill), looks up each of its keys (check) and removes them (delete). The time is that
 //! of the average thread. *Allocation*: 16 threads take a range by `insert_hole` and free their
-//! oldest. Each has 64 ranges and its own hint. The space also has dense ranges of others.
+//! oldest. Each thread has 64 ranges and its own hint. The space also has dense ranges of other
+//! threads.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::Failure;
@@ -86,7 +87,7 @@ fn keys(count: u64) -> Vec<u64> {
     keys
 }
 
-/// The average thread's time for each step, from when the last thread was ready for it.
+/// The average thread's time for each step, since the last thread was ready to begin.
 fn items(peer: &impl Peer, keys: &[u64], threads: usize) -> [Duration; 3] {
     let barrier = Barrier::new(threads);
     let work = |part: &[u64]| {

@@ -49,7 +49,7 @@ pub struct PausesArguments {
 /// Its measurements.
 #[derive(Debug, Serialize, Deserialize)]
 struct Pauses {
-    /// Times from each kill to the next page that came in, ns.
+    /// The times from each kill to the next page that came in, in ns.
     ns: Vec<u64>,
     /// Bytes of the pool before the first kill.
     pool: u64,

@@ -35,7 +35,7 @@ pub struct RedisArguments {
 pub struct ServeArguments {
     #[arg(long)]
     keys: usize,
-    /// Requested keys, from the first on.
+    /// The number of requested keys, beginning with the first.
     #[arg(long)]
     asked: usize,
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! The report: sections of text, tables and plots, as Markdown, as one HTML file, and as JSON.
 //!
-//! results.json has all data of the other two. A benchmark that is run later with the same folder
-//! replaces its own section and leaves the others.
+//! results.json has all data of the other two files. A benchmark that is run later with the same
+//! folder replaces its own section and leaves the others.
 
 use crate::error::{Context, Failure};
 use crate::figures::Machine;

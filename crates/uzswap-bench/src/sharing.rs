@@ -83,7 +83,7 @@ const WORKLOADS: [Workload; 6] = [
 /// Interval of looks at the memory of all processes.
 const LOOK: Duration = Duration::from_millis(400);
 
-/// The memory is read again when it has grown by this part of it.
+/// The memory is read again when it has grown by one part in this many.
 const GROWTH: u64 = 16;
 
 /// Bytes of compressed pages at one moment.

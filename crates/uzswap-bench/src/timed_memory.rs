@@ -26,7 +26,7 @@ pub struct MemoryArguments {
     /// A region with this compressor, instead of memory that the kernel swaps.
     #[arg(long, value_name = "COMPRESSOR")]
     pub region: Option<String>,
-    /// The region's faults are served by threads of their own.
+    /// Separate threads serve the region's faults.
     #[arg(long)]
     pub handlers: bool,
     /// Memory whose faults are served without a cache, instead.

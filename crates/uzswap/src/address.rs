@@ -10,7 +10,7 @@ use std::str::FromStr;
 pub enum Address {
     /// A socket's path; only its owner may connect.
     Unix(PathBuf),
-    /// A port of this machine, for every user of it.
+    /// A port of this machine, which all of its users can reach.
     Loopback(SocketAddr),
 }
 

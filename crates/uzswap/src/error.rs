@@ -1,4 +1,4 @@
-//! The message of a command that fails: one line, with the remedy in it.
+//! The message of a command that fails: one line, which has the remedy.
 
 use std::fmt;
 use uzswap_block::{AttachError, BackingError};

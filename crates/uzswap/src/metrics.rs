@@ -65,7 +65,7 @@ impl Metric {
         Self { statistic: "", help, kind, stem: stem.to_owned(), unit }
     }
 
-    /// The name in a scrape. A histogram's has no `_bucket`, `_sum` and `_count` here.
+    /// The name in a scrape. A histogram's name lacks `_bucket`, `_sum` and `_count`.
     pub fn name(&self) -> String {
         let unit = self.unit.as_ref().map(|unit| format!("_{}", unit.as_str()));
         let total = if matches!(self.kind, MetricType::Counter) { "_total" } else { "" };
@@ -134,7 +134,7 @@ pub struct Scrape {
     pub statistics: BTreeMap<&'static str, u64>,
     /// Times of reads of the device.
     pub faults: Times,
-    /// Times of reads of the store; empty without one.
+    /// The times of reads of the store; empty without a store.
     pub remote_reads: Times,
     /// When the daemon started, seconds since the epoch.
     pub started: Option<f64>,

@@ -57,7 +57,7 @@ fn term(text: &str, of_ram: &dyn Fn() -> Result<u64, String>) -> Result<u64, Str
         _ if rest.is_empty() => 1.0,
         _ => return Err(wrong("after ram comes / or *".into())),
     };
-    // An f64 has whole bytes exactly up to 8 PiB.
+    // An f64 represents each whole number of bytes up to 8 PiB.
     Ok((of_ram()? as f64 * factor) as u64)
 }
 

@@ -11,7 +11,7 @@ static LOST: OnceLock<io::Error> = OnceLock::new();
 
 /// Writes a line to standard error, if anybody reads it.
 pub fn to_error(line: fmt::Arguments) {
-    // An error: there is no one to tell.
+    // If this fails, the message has no reader.
     let _ = writeln!(io::stderr(), "{line}");
 }
 

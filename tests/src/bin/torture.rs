@@ -139,7 +139,7 @@ impl Slab {
     fn renew(&mut self) {
         let new = map(std::ptr::null_mut(), self.versions.len(), 0);
         let words = self.versions.len() * WORDS;
-        // SAFETY: both have this number of words; the old one is not used again.
+        // SAFETY: both blocks have this number of words; the old block is not used again.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at, new, words);
             assert_eq!(libc::munmap(self.at.cast(), words * 8), 0, "munmap");
@@ -151,7 +151,7 @@ impl Slab {
     fn protect(&mut self) {
         let (first, count) = self.range(20);
         for access in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
-            // SAFETY: inside the slab, which no thread writes meanwhile.
+            // SAFETY: inside the slab, which no thread writes now.
             let done = unsafe { libc::mprotect(self.page(first).cast(), count * PAGE, access) };
             if done != 0 {
                 return; // Too many mappings.
@@ -295,7 +295,7 @@ fn interrupt() {
     HANDLED_AT.store(map(std::ptr::null_mut(), HANDLED, 0) as u64, Relaxed);
     let every = libc::timeval { tv_sec: 0, tv_usec: 5000 };
     let timer = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: the handler is one; actions of zeros are as well; the timer is one.
+    // SAFETY: the handler is a signal handler; an action of zeros is valid; so is the timer.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_alarm as extern "C" fn(i32) as usize;
@@ -308,7 +308,7 @@ fn interrupt() {
 /// True if the handlers' counts in the first and the last word of each page are equal.
 fn check_handled() -> bool {
     let memory = HANDLED_AT.load(Relaxed) as *const u64;
-    // SAFETY: as many pages are there.
+    // SAFETY: the block has that many pages.
     let word = |at: usize| unsafe { memory.add(at).read_volatile() };
     let counted: u64 = (0..HANDLED).map(|page| word(page * WORDS)).sum();
     let same = (0..HANDLED).all(|page| word(page * WORDS) == word(page * WORDS + WORDS - 1));

@@ -127,7 +127,8 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
     let is_small = || limited.group.usage().current < 305 * MIB;
     while !is_small() {
         redis.check(10_000);
-        // Without a pause it would wait for memory more than half of the time, and get more.
+        // Without a pause the program would wait for memory more than half of the time, and get
+        // more memory.
         std::thread::sleep(Duration::from_millis(100));
         assert!(attach.try_wait().unwrap().is_none(), "it ended");
     }

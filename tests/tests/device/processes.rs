@@ -1,4 +1,4 @@
-//! Keeper, daemon and the kernel, each killed or slow while another one waits for it.
+//! Keeper, daemon and the kernel, each killed or slow while another of them waits for it.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -139,7 +139,7 @@ fn a_swapoff_by_somebody_else_that_is_under_way_is_waited_for() {
     assert!(served.is_on() && other.try_wait().unwrap().is_none(), "it was too fast");
     served.terminate();
     std::thread::sleep(Duration::from_secs(2));
-    // This swapoff is killed before it is done. Ours must go on.
+    // This swapoff is killed before it is done. Our swapoff must continue.
     other.kill().unwrap();
     drop(slowed);
     watch_until_off(daemon);
@@ -183,7 +183,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
     let churn = program("churn");
     let options = ["--memory", "64M", "--backing", "none", "--pool", "400M", "--size", "1G"];
     let run = Run::start(&options, &[churn.to_str().unwrap(), "300", &seconds(14), "2"]);
-    // After nine kills in a row that come too soon, the pages count as lost.
+    // After nine consecutive kills in too short a time, the pages count as lost.
     let (mut kills, mut last_maker, mut of_maker) = (0, 0, 0);
     let began = Instant::now();
     let mut run = run;
@@ -191,7 +191,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
         let Some(seen) = state().filter(|state| state["daemon"].is_object()) else { continue };
         let pid = |role: &str| seen[role]["pid"].as_i64().unwrap_or_default() as i32;
         let (daemon, maker) = (pid("daemon"), pid("area_maker"));
-        // No daemon that serves has its own file open, nor has a process with the connections.
+        // Neither a serving daemon nor a process with the connections has the daemon's file open.
         let open = [own_files(daemon), own_files(pid("keeper"))].concat();
         assert_eq!(open, Vec::<PathBuf>::new());
         of_maker = if maker == last_maker { of_maker } else { 0 };
@@ -235,8 +235,8 @@ fn take_part_and_leave() {
     while !lines.next().unwrap().unwrap().contains("Left") {}
 }
 
-/// Once the keeper read a file that the daemon serves. Then the kernel could not stop the keeper
-/// either, and the machine could not sleep.
+/// Once the keeper read a file that the daemon serves. Otherwise the kernel could not stop the
+/// keeper, and the machine could not sleep.
 #[test]
 fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
     let Some(machine) = Machine::take() else { return };

@@ -125,7 +125,7 @@ fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
         format!("trap '' INT; read line <{}; while :; do sleep 0.05; done", path.display());
     let mut run = Run::start(&LIMITS, &["sh", "-c", &script]);
     gate.open();
-    // Two signals that arrive close together may be one.
+    // Two signals that arrive close together may be merged into one.
     let ended = wait_for(|| {
         run.signal(libc::SIGINT);
         std::thread::sleep(Duration::from_millis(300));

@@ -43,7 +43,7 @@ static int grow(int count) {
     waitpid(child, &status, 0);
     return status;
 }
-/// Two at a time, which come and go.
+/// Runs short processes, two at a time.
 static int crowd(int count) {
     int sum = 0;
     for (int started = 0; started < 12; started++) {
@@ -94,7 +94,7 @@ static unsigned noise(unsigned at, unsigned seed) {
     return at % 2 ? word ^ word >> 13 : seed;
 }
 /// `count` processes at the same time, each with 20 MiB of which half is noise. A call uses all of
-/// a process's memory, and touches come in no order.
+/// a process's memory, and touches have no order.
 static int little(int count) {
     enum { WORDS = 20 * BYTES / 4 };
     int sum = 0;
@@ -128,8 +128,8 @@ static int rush(int count) {
         for (int at = 0; at < PIECE; at += 61) if (pieces[i][at] != i + 1) _exit(2);
     return 0;
 }
-/// Five processes at the same time, each of which asks for all of its memory before any of them has
-/// used some.
+/// Five processes at the same time. Each asks for all of its memory before any of them has used
+/// memory.
 static int mob(int count) {
     int sum = 0;
     for (int i = 1; i <= 5; i++)
@@ -153,7 +153,8 @@ static int resident(void) {
     fclose(status);
     return mib >> 10;
 }
-/// Waits, while a child uses its own memory in no order, until there is little left here.
+/// Waits until this process has little memory left, while a child uses its own memory in random
+/// order.
 static int idle(int count) {
     int end[2], status = 0;
     if (pipe(end)) return 5;
@@ -199,7 +200,7 @@ int main(int words, char **word) {
 /// budget is left, and the takeover needs memory.
 const ALONE: u64 = 16 << 20;
 /// The excess of several processes: a new one gets its share before the others have given it back.
-/// After a fork, shared pages are copied faster than others leave.
+/// After a fork, writes copy shared pages faster than other pages leave.
 const TOGETHER: u64 = 48 << 20;
 /// The excess of 24 processes that start at the same time: 2 MiB each before they are counted. It
 /// was 343 MiB without counting. It was 130 MiB when the others left no room for the take-overs.
@@ -211,7 +212,7 @@ fn check(words: &[&str], mib: u64, beyond: u64) {
     assert!(said.contains("was kept small") && !said.contains("of 0 processes"), "{said}");
 }
 
-/// The same, with options. Returns the report's text, and the peak of all processes, bytes.
+/// Checks a run with options. Returns the report's text, and the peak of all processes in bytes.
 fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> (String, u64) {
     let (said, peak) = run(&[], options, words, mib);
     assert!(peak <= (mib << 20) + beyond, "{} KiB: {said}", peak >> 10);
@@ -233,7 +234,8 @@ fn run(variables: &[(&str, &str)], options: &[&str], words: &[&str], mib: u64) -
     (said, peak)
 }
 
-/// Runs one after the other: each would delay the other's threads, which must check in time.
+/// Makes runs one after another, because each would delay the other's threads, which must check in
+/// time.
 #[test]
 fn processes_keep_near_to_the_budget() {
     check(&["rush", "192"], 64, ALONE);

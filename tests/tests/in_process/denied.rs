@@ -97,9 +97,9 @@ fn under_dockers_profile_gcc_makes_the_same_object_in_half_of_its_memory() {
     check(folder.path(), "32M", &["sh", "-c", command]);
 }
 
-/// The program's own inaccessible memory and its own faults stay its own. Its handler of SIGSEGV is
-/// called for its own page and no other. Memory that it protects, opens again, moves and drops
-/// keeps its content.
+/// The program's own inaccessible memory and its own faults stay its own. Its handler of SIGSEGV
+/// runs only for its own page. Memory that it protects, opens again, moves and drops keeps its
+/// content.
 const OWN_FAULTS: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>

@@ -83,7 +83,8 @@ impl<'a> Library<'a> {
         (address < start + code.len() as u64).then_some(*start)
     }
 
-    /// The target of an address. If a jump through `linked` is there, that jump's target.
+    /// The target of an address. If the address has a jump through `linked`, it is that jump's
+    /// target.
     fn behind_jump(&self, address: u64) -> Result<u64, &'a str> {
         let Some((start, code)) = self.jumps else { return Ok(address) };
         let at = address.wrapping_sub(start) as usize;
@@ -93,8 +94,8 @@ impl<'a> Library<'a> {
         self.linked[&jump.unwrap().ip_rel_memory_address()]
     }
 
-    /// The targets of an instruction, besides the next one: of its jump or call, and the address
-    /// that it takes.
+    /// The targets of an instruction, besides the next instruction: of its jump or call, and the
+    /// address that it takes.
     fn targets(&self, instruction: &Instruction) -> Vec<Result<u64, &'a str>> {
         let mut targets = Vec::new();
         let is_jump = instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near();

@@ -1,6 +1,6 @@
 //! `uzswap run --in-process`: signals, stacks, forks and calls work in a part of the memory as they
-//! do with all of it. Each habit is a function of a program in `habits/`, which says one line or a
-//! few, and must say the same.
+//! do in all of it. Each habit is a function of a program in `habits/`. It prints a few lines,
+//! which must be the same in both cases.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -181,7 +181,7 @@ fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
 }
 
 /// Threads on stacks from `malloc`, with variables of more than a page. The stacks get cold before
-/// the threads use paged-out memory.
+/// the threads use memory that is paged out.
 const STACKS: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -449,7 +449,7 @@ fn what_a_killed_run_has_left_is_removed_by_the_next() {
     let group = Pid::from_child(&killed);
     rustix::process::kill_process_group(group, Signal::KILL).unwrap();
     assert!(!killed.wait().unwrap().success());
-    // Its command may exist until the parent has waited for it.
+    // The run's command may exist until the parent has waited for it.
     assert!(wait_for(|| rustix::process::test_kill_process_group(group).is_err()));
     let held = fs::File::open(&file).unwrap();
     held.lock_shared().unwrap();

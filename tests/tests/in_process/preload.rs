@@ -146,7 +146,7 @@ fn forks_find_the_dynamic_linker_whole_while_the_agent_is_loaded() {
     said(&run(folder.path(), "2G", &["./program"]));
 }
 
-/// Grows and forks while it is being loaded, under the dynamic linker's lock.
+/// A library that grows and forks while it is being loaded, under the dynamic linker's lock.
 const GROWING_LIBRARY: &str = r#"
 #include <stdlib.h>
 #include <string.h>

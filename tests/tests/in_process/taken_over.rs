@@ -17,14 +17,14 @@ fn check_command(folder: &Path, words: &[&str]) {
     assert!(said.contains("memory of 1 processes was kept small"), "{said}");
 }
 
-/// The same for a Python program.
+/// Checks a Python program.
 fn check(text: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::write(folder.path().join("program.py"), text).unwrap();
     check_command(folder.path(), &["/usr/bin/python3", "-I", "program.py"]);
 }
 
-/// The same for a C program.
+/// Checks a C program.
 fn check_compiled(text: &str) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), text, &["-pthread"]);
@@ -223,8 +223,8 @@ fn an_alarm_that_rings_while_a_thread_is_stopped_ends_its_call() {
     check(ALARMS);
 }
 
-/// A call pins the page behind its structure. Meanwhile another thread unmaps that page, or maps it
-/// anew, and writes to it.
+/// A call pins the page behind its structure. During the call another thread unmaps that page, or
+/// maps it anew, and writes to it.
 const GIVEN_BACK: &str = r#"
 import ctypes, mmap, threading, time
 calls = ctypes.CDLL(None)

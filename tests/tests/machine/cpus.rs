@@ -13,7 +13,7 @@ use uzswap_tests::{
 /// The CPU that comes and goes.
 const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 
-/// Threads that are always there, and threads for each CPU.
+/// The number of threads that always exist, and of threads for each CPU.
 const THREADS_ALWAYS: usize = 6;
 const THREADS_PER_CPU: usize = 2;
 
@@ -84,7 +84,7 @@ fn what_the_daemon_may_use_is_followed() {
         [("0", "0 online, 1 offline", 1), ("1", "0 offline, 1 online", 1), ("0,1", "0-1 online", 2)]
     {
         let set = ["--all-tasks", "--cpu-list", "--pid", cpus, &daemon];
-        // taskset fails if a thread ends meanwhile.
+        // taskset fails if a thread ends during its work.
         let is_set = || Command::new("taskset").args(set).output().unwrap().status.success();
         assert!(wait_for(is_set), "taskset {cpus}");
         expect(&run, states, up);

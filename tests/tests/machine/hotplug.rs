@@ -17,7 +17,7 @@ const CPUS: &str = "/sys/devices/system/cpu";
 const BLOCKS: &str = "/sys/devices/system/memory";
 const PAGE: u64 = 4096;
 
-/// The node that memory is plugged into, and the one that is emptied.
+/// The node that memory is plugged into, and the node that is emptied.
 const NODE: usize = 1;
 
 /// The emulator's monitor, at the other end of a serial line.

@@ -15,8 +15,8 @@ const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// The newest version of the C library that the files may need.
 const GLIBC_MAX: (u32, u32) = (2, 28);
-/// That of the library that each program loads. With a C library that lacks a version which a
-/// preloaded library asks for, no program starts: one of another root, say.
+/// The newest glibc version that the preloaded library may ask for. No program starts if its C
+/// library, such as another root's, lacks a version that a preloaded library asks for.
 const PRELOADED_GLIBC_MAX: (u32, u32) = (2, 18);
 
 /// The folder of all builds.
@@ -245,8 +245,8 @@ fn the_tarball_is_unpacked_and_runs_on_debian_11_12_and_13() {
     }
 }
 
-/// Docker's engine, in a root and namespaces of its own: its processes, mounts and network end with
-/// those. `/base` is the system of the image, `/work` has the files.
+/// Docker's engine, in its own root and namespaces, with which its processes, mounts and network
+/// end. `/base` is the system of the image, `/work` has the files.
 const ENGINE: &str = r#"
     root=$1 base=$2 group=$3
     mount --bind "$root" "$root"

@@ -44,7 +44,7 @@ fn package() -> PathBuf {
     newest.expect("make it: cargo run -p xtask -- dist --only deb")
 }
 
-/// The same package with a later version.
+/// The package with a later version.
 fn later(package: &Path, folder: &Path) -> PathBuf {
     let (unpacked, later) = (folder.join("unpacked"), folder.join("later.deb"));
     let [unpacked, later, package] =

@@ -1,6 +1,6 @@
 //! The places where people run programs: a Jupyter notebook, the steps of the GitHub action, a
-//! container's seccomp profile, a Kubernetes deployment. Each is run as far as it can be without
-//! the place itself, by programs of Python, whose modules come from PyPI.
+//! container's seccomp profile, a Kubernetes deployment. The tests run as much of each as is
+//! possible without the place itself, by Python programs whose modules come from PyPI.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -128,7 +128,7 @@ for step in action["runs"]["steps"]:
 fn the_steps_of_the_action_run_commands_and_leave_a_notice() {
     let environment = environment(&["pyyaml"]);
     let folder = tempfile::tempdir().unwrap();
-    // The folder into which the first step would install. The programs are there already.
+    // The folder into which the first step would install. The folder has the programs already.
     let bin = folder.path().join("uzswap/bin");
     fs::create_dir_all(&bin).unwrap();
     std::os::unix::fs::symlink(program("uzswap"), bin.join("uzswap")).unwrap();

@@ -258,7 +258,7 @@ fn the_unit_of_the_package_serves_reloads_and_survives_its_main_process() {
     assert!(systemctl(&["reload", "uzswap"]), "{}", log());
     assert!(wait_for(|| parameter().trim() == "Y"), "{}", log());
 
-    // The daemon goes on, the kernel reads everything back, and then the next service starts.
+    // The daemon continues, the kernel reads everything back, and then the next service starts.
     let before = Unit::main_process();
     uzswap_sys::process::kill(before, libc::SIGKILL).unwrap();
     let is_new = || Unit::main_process() != before && state("uzswap") == "active";

@@ -1,5 +1,5 @@
-//! `uzswap record --accesses`, `trace` and `simulate`: a program computes the same while it is
-//! recorded, forks are processes of their own, and bad input changes nothing.
+//! `uzswap record --accesses`, `trace` and `simulate`: a recorded program computes the same, each
+//! fork is a separate process in the trace, and bad input changes nothing.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -27,7 +27,7 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split(|one: char| !one.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
 }
 
-/// Objects of which a fifth gets nine of ten reads.
+/// Objects, a fifth of which gets nine of ten reads.
 const SKEWED: &str = "
 import random
 random.seed(5)

@@ -245,7 +245,7 @@ fn an_interrupted_benchmark_leaves_the_machine_as_it_was() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(Path::new("/run/uzswap-bench.json").exists());
-    // The measured command goes on until its output has no reader, or until its end.
+    // The measured command runs until its output has no reader, or until its end.
     assert!(wait_for(|| !swaps()), "the run goes on");
     assert_well(&bench(&[
         "transport",

@@ -10,8 +10,8 @@ use uzswap_tests::{Limited, Machine, Run, program, wait_for};
 
 const MIB: u64 = 1 << 20;
 
-/// Number of screens so far. Each has its own server, since a server that is about to end accepts
-/// none.
+/// Number of screens so far. Each screen has its own server, since a server that is about to end
+/// accepts no screen.
 static SCREENS: AtomicU32 = AtomicU32::new(0);
 
 fn tmux(arguments: &[&str]) -> Output {

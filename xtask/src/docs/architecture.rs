@@ -127,7 +127,7 @@ fn reason(text: &str) -> Option<&str> {
 }
 
 /// Names of files, as code. A crate's root is named by its folder. The folder is left out if the
-/// file before is in the same one.
+/// previous file has the same folder.
 fn names(paths: &[&str]) -> String {
     let mut folder = "";
     let mut names = Vec::new();

@@ -57,7 +57,7 @@ impl GuestOutcome {
         self.is_done && self.complaints.is_empty() && self.tests.iter().all(|test| test.passed)
     }
 
-    /// Trouble other than failed tests, if any.
+    /// Trouble other than failed tests, if there was some.
     pub fn trouble(&self) -> Option<String> {
         match (self.is_done, self.complaints.first()) {
             (false, _) => Some("it did not come to its end".into()),
@@ -93,7 +93,7 @@ impl Drop for Emulator {
     }
 }
 
-/// Boots a guest, runs a job in it, and waits for its end. Repeats that if the emulator is at
+/// Boots a guest, runs a job in it, and waits for its end. Repeats the run if the emulator is at
 /// fault.
 pub fn boot(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
     let has_kvm = machine.processor()?.has_kvm();
@@ -218,7 +218,7 @@ fn emulator(lab: &Lab, machine: &Machine, processor: Processor, folder: &Path) -
     if machine.bad_disk {
         bad_disk(&mut command, folder)?;
     }
-    // Plugged memory must be removable, so the kernel may put only movable pages there.
+    // Plugged memory must be removable, so the kernel may put only movable pages into it.
     let console = processor.console();
     let append = "panic=-1 oops=panic sysctl.kernel.hung_task_timeout_secs=60 quiet loglevel=7 \
                   systemd.show_status=false memhp_default_state=online_movable";

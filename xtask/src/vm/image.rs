@@ -5,7 +5,7 @@
 //! files are from some Debian packages, unpacked below the lab.
 //!
 //! *Debian*: a disk made by mmdebstrap, with systemd as init and the job as a unit. The repository
-//! and its builds have the same paths as here.
+//! and its builds have the same paths as on this machine.
 
 use super::kernel::Kernel;
 use super::processor::Processor;

@@ -115,7 +115,7 @@ impl Job {
     }
 
     /// The script of the job in a guest. It reports over the second serial line. During a shutdown
-    /// it starts no program: the host's files may be gone by then.
+    /// it starts no program, since the host's files may be gone.
     pub fn script(&self, environment: &[String], line: &str) -> String {
         format!(
             "exec > /dev/{line} 2>&1 < /dev/null\n\
@@ -127,7 +127,7 @@ impl Job {
         )
     }
 
-    /// The shell commands that run the programs one after the other.
+    /// The shell commands that run the programs one after another.
     pub fn steps(&self, environment: &[String]) -> String {
         let mut text = String::from(
             "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root\n\

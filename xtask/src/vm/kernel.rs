@@ -70,7 +70,7 @@ pub fn known(name: &str) -> Result<&'static KnownKernel> {
     })
 }
 
-/// A kernel by name. Downloads it if it is not here.
+/// A kernel by name. Downloads it if this machine does not have it.
 pub fn get(lab: &Lab, name: &str) -> Result<Kernel> {
     let known = known(name)?;
     let folder = lab.folder.join("kernels").join(name);

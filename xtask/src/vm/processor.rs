@@ -28,7 +28,7 @@ impl Processor {
         }
     }
 
-    /// True if KVM works for it.
+    /// True if KVM works for this processor.
     pub fn has_kvm(self) -> bool {
         // Some virtual machines have /dev/kvm, but no processor that supports it.
         let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -3,9 +3,10 @@
 //! `--count` runs on a machine with many CPUs, which may be emulated. It counts how often locks are
 //! taken for a page, how often threads waited for them, and the share of the busiest lock of a
 //! kind. `--counts` uses these counts on a machine with real times, where hold times are measured
-//! with one thread. Each kind of lock is a queue, except the kinds with a lock for each CPU: with a
-//! thread on each CPU, no thread waits for these. The waits of `--count` are not used. Emulated
-//! CPUs on few real ones are stopped while they hold locks, so these waits are an upper bound.
+//! with one thread. The model has a queue for each kind of lock. It has none for kinds with a lock
+//! for each CPU: with a thread on each CPU, no thread waits for these. It does not use the waits of
+//! `--count`, which are an upper bound: emulated CPUs on few real ones are stopped while they hold
+//! locks.
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
@@ -212,7 +213,7 @@ fn counted<'a>(counts: &'a LockCounts, setting: &LockSetting) -> Result<&'a [Loc
     own.map(|own| &own.kinds[..]).ok_or_else(|| Failure::new(missing()))
 }
 
-/// kB/s of the fastest round, which had the least other load.
+/// The throughput of the fastest round in kB/s. That round had the least other load.
 fn fastest(turn: &Turns<Run>) -> f64 {
     turn.rounds.iter().map(|run| run.kb_per_s).fold(f64::NAN, f64::max)
 }

@@ -1,7 +1,7 @@
 //! `uzswap record --accesses`: runs a command in-process and writes its touches to a trace.
 //!
 //! The command's processes write to a log beside the trace. The log has all of its space from the
-//! start. A process that outlives the command goes on writing to the log after its name was
+//! start. A process that outlives the command still writes to the log after the log's name was
 //! removed.
 
 use crate::cli::{Cli, Command, RecordArguments};
@@ -19,7 +19,7 @@ use uzswap_trace::{EVENT_BYTES, Header, Log, Summary, Trace, TraceError};
 /// The compressor of an in-process run unless another is requested.
 const COMPRESSOR: &str = "lz4";
 
-/// Least memory of a pager.
+/// The least memory of a pager.
 const MEMORY_MIN: u64 = 8 << 20;
 const EVENTS_MIN: u64 = 1000;
 

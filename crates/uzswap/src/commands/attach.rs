@@ -29,7 +29,7 @@ use uzswap_sys::{cpu, process};
 
 const TICK: Duration = Duration::from_millis(200);
 
-/// How long `detach` waits until the attaching process has restored everything.
+/// The time for which `detach` waits until the attaching process has restored everything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The processes to limit, and their name for people.
@@ -203,7 +203,7 @@ fn find(target: &TargetArguments) -> Result<Target, Failure> {
             let tree = process::tree(*pid);
             match group.processes().iter().all(|other| tree.contains(other)) {
                 true => whole_group(&hierarchy, group.path().to_owned(), name),
-                // A limit would hold for all processes of the group.
+                // A limit would apply to all processes of the group.
                 false => Ok(Target { processes: Processes::From(*pid), group, name }),
             }
         }

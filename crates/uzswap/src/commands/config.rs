@@ -30,7 +30,7 @@ use uzswap_sys::cpu;
 const PARAMETERS: &str = "parameters";
 /// The size with which another setting is tried.
 const TRIED_SIZE: &str = "--size=1G";
-/// Attributes that are set by an option of their own.
+/// Attributes that have their own option.
 const BY_OPTION: [(&str, &str); 2] = [("compressor", "compressor"), ("max_pool_bytes", "pool")];
 
 /// One line of a file.

@@ -20,7 +20,7 @@ struct Simulated {
     name: String,
     alone: u64,
     least: u64,
-    /// Pages that come back in a second of the program's own time.
+    /// The number of pages that come back in a second of the program's own time.
     back: f64,
 }
 
@@ -73,7 +73,7 @@ fn saved(alone: u64, least: u64) -> f64 {
     (alone - least) as f64 * 100.0 / alone as f64
 }
 
-/// Pages that come back a minute, in percent of the memory.
+/// The pages that come back in a minute, in percent of the memory.
 fn minute(back: f64, alone: u64) -> f64 {
     back * 60.0 * PAGE_BYTES as f64 * 100.0 / alone as f64
 }

@@ -28,7 +28,7 @@ struct IniSection<'a> {
     lines: Vec<IniLine<'a>>,
 }
 
-/// Prints a configuration of `serve` for the one of zram-generator.
+/// Translates zram-generator's configuration to one of `serve`, and prints it.
 pub fn import(file: Option<&Path>) -> Result<(), Failure> {
     let path = file.unwrap_or(Path::new(ZRAM_GENERATOR));
     let text = fs::read_to_string(path).map_err(|error| {
@@ -44,7 +44,8 @@ pub fn import(file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The lines of the new file. Error: the number of a line that is not understood, and the reason.
+/// The lines of the new file. The error has the number of a line that is not understood, and the
+/// reason.
 fn translate(text: &str) -> Result<Vec<String>, (usize, String)> {
     let sections = sections(text)?;
     let is_swap = |section: &&IniSection| {

@@ -21,9 +21,9 @@ pub struct Reload {
     file: Option<PathBuf>,
     /// The options on the command line.
     said: Vec<OsString>,
-    /// The options that hold now.
+    /// The options that are in force.
     now: ServeArguments,
-    /// SIGHUP is caught from the beginning on, since it would end a process that does not catch it.
+    /// SIGHUP is caught from the start, since it would end a process that does not catch it.
     signals: Option<Signals>,
 }
 

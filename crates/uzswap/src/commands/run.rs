@@ -32,7 +32,7 @@ use uzswap_sys::{cpu, process};
 /// With --include-pool, the least share of the command in --memory.
 const COMMAND_SHARE_DIVISOR: u64 = 4;
 
-/// How long processes that the command left behind have to end by themselves.
+/// The time in which processes that the command left behind may end by themselves.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs the command. Returns its exit status.
@@ -157,7 +157,7 @@ struct GroupWatch<'a> {
     peak: Peak,
     /// The figures at the command's start: others may have used the cache before.
     before: Stats,
-    /// Load control, until the command is told to end.
+    /// Load control, until the command is asked to end.
     load: Option<LoadControl>,
     /// The acts of load control, once it has ended.
     suspensions: Option<Suspensions>,

@@ -213,7 +213,7 @@ fn lost(counts: &ReplayCounts, steps: &Steps) -> f64 {
 /// The least memory with which faults take less than [`PART`] of a program's time.
 pub fn least(trace: &Trace, steps: &Steps, policy: Policy) -> u64 {
     let fits = |memory: u64| lost(&replay(policy, steps, memory), steps) < PART;
-    // Enough for all pages at once.
+    // Enough memory for all pages together.
     let whole = 2 * (steps.pages as u64 * PAGE_BYTES + trace.header.memory);
     let least = trace.header.memory;
     let (mut small, mut large) = (least, whole.max(least));

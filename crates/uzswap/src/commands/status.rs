@@ -36,7 +36,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// `None` if there is neither a cache nor anything left of one.
+    /// `None` if there is no cache, nor a part that a former one has left.
     pub fn read() -> Option<Self> {
         let state = LedgerState::read().ok().filter(|state| *state != LedgerState::default())?;
         let alive = Lock::is_taken();
@@ -173,7 +173,7 @@ impl InProcess {
 /// Has a process bring all of its pages in and keep them in, until this command is ended.
 fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> {
     const LOOK: Duration = Duration::from_millis(20);
-    /// A process that is stopped, or that a debugger holds, does not answer.
+    /// A process that is stopped, also by a debugger, does not answer.
     const PATIENCE: Duration = Duration::from_secs(60);
     let find = |tree: &Tree| tree.table().members().find(|member| member.process == process);
     let is_member = |tree: &Tree| find(tree).is_some();

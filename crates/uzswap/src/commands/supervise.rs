@@ -13,7 +13,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use uzswap_sys::process;
 
-/// How often figures are read, and the group's troubles looked for.
+/// The interval at which figures are read, and the group is checked for trouble.
 pub const TICK: Duration = Duration::from_millis(200);
 
 /// The exit status as a shell gives it: 128 plus the signal's number for a process that a signal
@@ -57,8 +57,7 @@ pub struct Interrupts(u32);
 
 impl Interrupts {
     /// Passes a signal on to the command, unless it came from the terminal, which signals the
-    /// command itself. `true`: this is the second request to end, and the caller kills all
-    /// processes now.
+    /// command itself. `true` at the second request to end: the caller then kills all processes.
     pub fn pass_on(&mut self, pid: i32, signal: i32, from_terminal: bool) -> bool {
         self.0 += u32::from(signal == libc::SIGINT || signal == libc::SIGTERM);
         if self.0 > 1 {

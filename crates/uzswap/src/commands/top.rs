@@ -34,7 +34,7 @@ const ROWS: u16 = 24;
 /// Looks that the line of reads remembers: one for each column of a wide screen.
 const HISTORY: usize = 256;
 
-/// How often it checks for a signal.
+/// The interval of checks for a signal.
 const SIGNALS: Duration = Duration::from_millis(100);
 
 const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓ a attach  q end";
@@ -363,7 +363,7 @@ fn events() -> Receiver<Event> {
     receiver
 }
 
-/// The same screen, as text.
+/// Prints the screen as text.
 fn print(view: &View) -> Result<(), Failure> {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(COLUMNS, ROWS));
     let Ok(_) = terminal.draw(|frame| view.draw(frame));

@@ -1,7 +1,8 @@
 //! `uzswap upgrade`: this program replaces the one that serves now.
 //!
-//! It works as after a killed daemon (kept.rs), but the next daemon is of this program. A version
-//! that cannot read the old daemon's memory says so, and the old program serves again.
+//! An upgrade works like the replacement of a killed daemon (kept.rs), but the next daemon runs
+//! this program. If this version cannot read the old daemon's memory, it prints that, and the old
+//! program serves again.
 
 use crate::device::wire::{Ask, Tell, Wire};
 use crate::device::{folder, keeper};

@@ -1,14 +1,14 @@
 //! `uzswap switch-on`: the process that makes a further area and switches it on.
 //!
-//! All of this waits for the daemon's answers: opening its file, the loop device's first look, the
+//! Each step waits for the daemon's answers: opening its file, the loop device's first read, the
 //! header. If the daemon is killed, the next daemon answers. The keeper starts that daemon, so the
 //! keeper must not wait here. Neither may any thread of a process that has the connections to the
 //! kernel. A process that waits in the kernel does not end when it is killed, and keeps its
 //! descriptors. If it had the connections and keeper and daemon were killed, no request would ever
 //! be answered.
 //!
-//! This process goes on when the keeper is killed. Its area is written down before it is switched
-//! on.
+//! This process survives a kill of the keeper. The state file has its area before the area is
+//! switched on.
 
 use crate::device::wire::{AreaOrder, AreaReport, Wire};
 use crate::error::Failure;

@@ -1,14 +1,14 @@
 //! The process that serves the device.
 //!
 //! It is on the path by which the kernel frees memory. So it must never wait for memory, and all
-//! its memory is locked. It lives in a session of its own, which the terminal's keys do not reach,
-//! and in a group of its own. It ends only when its keeper orders it. It ignores signals: a signal
-//! to all processes of a unit is the keeper's to answer.
+//! its memory is locked. It runs in its own session, which the terminal's keys do not reach, and in
+//! its own group. It ends only when its keeper orders that. It ignores signals: a signal to all
+//! processes of a unit is the keeper's to answer.
 //!
 //! When the keeper is gone, the daemon starts another keeper. When the daemon is killed, the keeper
-//! starts another daemon, which goes on with the memory that outlives a daemon (kept.rs). A daemon
-//! that fails to take over stays alive, and an upgrade execs in place. Otherwise the keeper alone
-//! would have that memory, and it would be lost with the keeper (daemon/phase.rs).
+//! starts another daemon, which continues with the memory that outlives a daemon (kept.rs). A
+//! daemon that fails to take over stays alive, and an upgrade execs in place. Otherwise the keeper
+//! alone would have that memory, and it would be lost with the keeper (daemon/phase.rs).
 
 pub mod phase;
 
@@ -46,8 +46,8 @@ const MEMORY_GROWS: u64 = 2;
 /// The pause before the next try, where a keeper could not be started.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A keeper that lives for less than this most likely ended by itself, and so will the next one.
-/// Each pause before a start is twice as long as the last.
+/// A keeper that lives for less than this most likely ended by itself, and the next keeper will
+/// too. Each pause before a start is twice as long as the last.
 const KEEPER_LIFE_MIN: Duration = Duration::from_secs(1);
 const KEEPER_PAUSE: Duration = Duration::from_millis(20);
 
@@ -59,7 +59,7 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// How long to wait before starting a keeper `now`.
+    /// The time to wait before a keeper is started `now`.
     pub fn before_next(&mut self, now: Instant) -> Duration {
         let is_short = self.last.is_some_and(|last| now - last < KEEPER_LIFE_MIN);
         self.short_lives = if is_short { self.short_lives + 1 } else { 0 };
@@ -69,7 +69,7 @@ impl Pauses {
     }
 }
 
-/// Serves until told to end.
+/// Serves until the keeper orders the end.
 pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
     let started_by =
         |error: io::Error| Failure::new(format!("the daemon is started by run and serve: {error}"));
@@ -253,7 +253,8 @@ impl Service {
             let set = cache.set_attribute("accept_threshold_percent", "100");
             set.map_err(|error| Failure::new(error.to_string()))?;
         }
-        // Also after a daemon that was killed before it did this: no area was there then.
+        // This also applies after a daemon that was killed before it did this. No area existed
+        // then.
         let has_areas = start.devices.as_ref().is_some_and(|devices| !devices.is_empty());
         if !options.keeps_same_once && !has_areas {
             let set = cache.set_attribute("same_pages_enabled", "N");
@@ -265,7 +266,7 @@ impl Service {
         let traffic = Arc::new(Traffic::new(options.threads));
         let control = match control(&cache, &traffic, swapped, takes_over) {
             Ok(control) => Some(control),
-            // The pages that the daemon goes on with do not need the control files.
+            // The pages that the daemon has taken over do not need the control files.
             Err(failure) if takes_over => {
                 notes.push(format!("there are no control files and no figures: {failure}"));
                 None
@@ -357,7 +358,7 @@ fn tiers(
     Ok((Box::new(tiers.clone()), Some(tiers)))
 }
 
-/// The thread that tends the store. At its end the cache's segments are removed there.
+/// The thread that tends the store. When it ends, it removes the cache's segments from the store.
 struct StoreKeeper {
     tiers: Tiers,
     is_stopping: Arc<AtomicBool>,

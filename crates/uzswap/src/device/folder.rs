@@ -9,10 +9,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Where everything is. A reboot empties this file system, as it undoes the changes.
+/// The folder of all our files. A reboot empties this file system, and also undoes the changes to
+/// the machine.
 pub const FOLDER: &str = "/run/uzswap";
 
-/// Modes of the folder and of its content: only root may look, lock or listen there.
+/// Modes of the folder and of its content: only root may read, lock or connect.
 const OWNERS_FOLDER: u32 = 0o700;
 const OWNERS_FILE: u32 = 0o600;
 
@@ -21,12 +22,12 @@ const MOUNT: &str = "mnt";
 const DISK: &str = "disk";
 const SOCKET: &str = "socket";
 
-/// Where the control files are mounted.
+/// The mount point of the control files.
 pub fn mount() -> PathBuf {
     Path::new(FOLDER).join(MOUNT)
 }
 
-/// Where the keeper listens.
+/// The socket of the keeper.
 pub fn socket() -> PathBuf {
     Path::new(FOLDER).join(SOCKET)
 }
@@ -43,8 +44,8 @@ pub fn make_mount_points() -> io::Result<()> {
     write(&disk(), b"")
 }
 
-/// Makes a folder, whatever the umask, that its owner alone may look into. An existing one gets
-/// that mode. Errors: it is another user's, or no folder.
+/// Makes a folder that only its owner may read, whatever the umask. An existing folder gets that
+/// mode. Fails if it is another user's, or not a folder.
 fn make_folder(path: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(OWNERS_FOLDER).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -63,8 +64,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
-/// Opens a file for writing, whatever the umask, that its owner alone may open. An existing file
-/// gets that mode. Error: the file is another user's.
+/// Opens a file for writing that only its owner may open, whatever the umask. An existing file gets
+/// that mode. Fails if the file is another user's.
 fn own_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(OWNERS_FILE);
@@ -92,7 +93,7 @@ impl Lock {
         loop {
             make_folder(Path::new(FOLDER))?;
             let path = Path::new(FOLDER).join(LOCK);
-            // A user who could open the file could lock it, and keep everybody from cleaning up.
+            // A user who could open the file could lock it, and prevent all cleaning up.
             let file = own_file(&path)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),

@@ -6,8 +6,8 @@
 //! | version 2, no systemd | in the caller's own group; its processes make room |
 //! | version 1 | in the caller's own group |
 //!
-//! So the caller's limits hold for the command. The daemon has a group at the top: it must not wait
-//! for memory of a group that it serves.
+//! So the caller's limits apply to the command. The daemon has a group at the top, because it must
+//! not wait for memory of a group that it serves.
 
 use crate::device::group_change::GroupChange;
 use crate::device::systemd;
@@ -20,7 +20,7 @@ use uzswap_sys::process;
 /// In a scope, the group that holds the command: systemd owns the scope's own attributes.
 const COMMAND: &str = "command";
 
-/// The group to which the processes of a group move, to make room for another group in it.
+/// The child group to which a group's processes move, so that the group may have a further child.
 const REST: &str = "uzswap-rest";
 
 /// The group of the daemon and the keeper.

@@ -14,7 +14,7 @@ pub struct GroupChange {
     pub folder: PathBuf,
     /// True if it is of cgroup version 2.
     pub is_v2: bool,
-    /// A group around it that is removed with it.
+    /// The parent group, if it is removed together with this group.
     pub around: Option<PathBuf>,
     /// The group that its former neighbours were moved to, and the group they came from.
     pub moved: Option<(PathBuf, PathBuf)>,
@@ -35,7 +35,8 @@ impl GroupChange {
         }
     }
 
-    /// Kills all processes in it and removes it. A group that is not ours gets its attributes back.
+    /// Kills all processes of the group and removes the group. A group that is not ours gets its
+    /// attributes back.
     pub fn end(&self) -> io::Result<()> {
         let group = self.group();
         if let Some(attributes) = &self.borrowed {

@@ -1,4 +1,4 @@
-//! The parts of a daemon that outlive it, so that another daemon goes on after it was killed.
+//! The parts of a daemon that outlive it, so that another daemon can continue after a kill.
 //!
 //! The keeper has the descriptors of the cache's memory, of the backing, and over FUSE of the
 //! connections to the kernel. (Over ublk the devices stay, and the kernel keeps the requests.) A
@@ -21,7 +21,7 @@ use uzswap_sys::{process, shared};
 pub struct KeptDaemon {
     /// The memory of the cache.
     pub cache: OwnedFd,
-    /// The state with which the server goes on; `None` over ublk.
+    /// The state with which the server continues; `None` over ublk.
     pub server: Option<KeptServer>,
     /// The backing, if there is one.
     pub backing: Option<BackingFile>,
@@ -40,7 +40,7 @@ pub struct Start {
     pub options: DaemonOptions,
     /// Memory of the machine when the first daemon was started, bytes.
     pub ram: u64,
-    /// The numbers of the descriptors to go on with.
+    /// The numbers of the descriptors that the next daemon continues with.
     pub kept: Option<Numbers>,
     /// The devices of the last daemon; `None` for the first.
     pub devices: Option<Vec<PathBuf>>,

@@ -50,10 +50,10 @@ pub struct LedgerState {
     pub daemon: Option<ProcessId>,
     /// The transport of its requests.
     pub transport: String,
-    /// True if another daemon can go on after this one is killed.
+    /// True if another daemon can continue after this one is killed.
     pub outlives_daemon: bool,
     /// The areas, in the order in which the kernel fills them. An area that was switched off by
-    /// hand stays as long as it has a device.
+    /// hand stays in the list while it has a device.
     pub areas: Vec<AreaChange>,
     /// The process that makes a further area.
     #[serde(default)]
@@ -62,8 +62,8 @@ pub struct LedgerState {
     pub zswap_was_on: bool,
     /// The keeper's own group, if it has made one.
     pub group: Option<GroupChange>,
-    /// True for `serve`, which goes on until it is told to end; a keeper of runs ends with the last
-    /// run.
+    /// True for `serve`, which runs until it gets a signal to end. A keeper of runs ends with the
+    /// last run.
     pub is_serving: bool,
     pub runs: Vec<RunChange>,
 }
@@ -92,7 +92,7 @@ pub const UNDO: [Undo; 6] =
 pub type StandIn = Box<dyn Transport>;
 
 impl LedgerState {
-    /// Reads the list; the default if there is none.
+    /// Reads the list; the default if there is no list.
     pub fn read() -> io::Result<Self> {
         let path = Path::new(FOLDER).join(STATE);
         let mut file = match File::open(&path) {
@@ -136,7 +136,7 @@ impl LedgerState {
     }
 
     /// Our areas that the kernel lists, with the bytes on each. The kernel lists an area until its
-    /// last page is read back. Error: the list cannot be read, so any area may be on.
+    /// last page is read back. Fails if the list cannot be read. Then any area may be on.
     pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)
@@ -177,8 +177,8 @@ impl LedgerState {
         fs::write(ZSWAP, "N")
     }
 
-    /// Has the kernel read back the pages of a killed daemon, as far as it can, and forget the
-    /// areas. Ends the commands of killed runs. Returns the failures.
+    /// Has the kernel read back all readable pages of a killed daemon, and forget the areas. Ends
+    /// the commands of killed runs. Returns the failures.
     fn empty(&mut self) -> Vec<String> {
         let mut troubles = Vec::new();
         // First of all: a thread that waits for a page cannot end before it is answered. The
@@ -252,8 +252,8 @@ impl LedgerState {
         }
     }
 
-    /// Starts a stand-in for a dead daemon whose devices wait for another one. A thread that waits
-    /// for a page then learns that it is lost, and the areas can be switched off.
+    /// Starts a stand-in for a dead daemon whose devices wait for another daemon. A thread that
+    /// waits for a page then gets an error, and the areas can be switched off.
     pub fn stand_in(&self) -> io::Result<Option<StandIn>> {
         let devices: Vec<_> = self.areas_on()?.into_iter().map(|area| area.path).collect();
         serving::stand_in(self.transport(), &devices).map_err(|error| {

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How long the last keeper may take to end, or the next one to take over.
+/// The time that the last keeper may take to end, or the next keeper to take over.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time that may pass without a process that could start a keeper.
 const ABANDONED: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ pub fn pages_lost(why: &str) -> String {
 pub struct Membership {
     pid: i32,
     wire: Wire,
-    /// The cache that it takes part in.
+    /// The cache that this run has joined.
     pub joined: Joined,
     /// The keeper's process, if this run has started it.
     keeper: Option<Child>,
@@ -84,7 +84,7 @@ impl Membership {
         }
     }
 
-    /// Prints how the joined cache differs from one of its own.
+    /// Prints how the joined cache differs from the requested one.
     pub fn say_joined(&self, asked: &CacheArguments, quiet: bool) {
         for line in &self.joined.cleaned {
             say!("uzswap: {line}");
@@ -123,7 +123,7 @@ impl Membership {
     }
 
     /// Turns messages of the keeper into events from now on. When the keeper dies, the thread
-    /// reconnects to the next one.
+    /// reconnects to the next keeper.
     pub fn watch(&self, events: &Events) -> Result<(), Failure> {
         let mut wire = self.wire.sender().map_err(cannot_start)?;
         let (pid, events) = (self.pid, events.sender.clone());
@@ -201,7 +201,7 @@ fn cannot_start(error: io::Error) -> Failure {
 struct Rejoined {
     wire: Wire,
     is_noted: bool,
-    /// Messages to all members that came before the answer.
+    /// Messages to all members that arrived before the answer.
     early: Vec<Tell>,
 }
 
@@ -231,7 +231,7 @@ fn come_back(pid: i32) -> Option<(Rejoined, Wire)> {
             Ok(back) => return back.wire.sender().ok().map(|sender| (back, sender)),
             Err(_) => std::thread::sleep(PAUSE),
         }
-        // Keeper and daemon start each other, which takes long when they get little CPU time.
+        // Keeper and daemon start each other. That takes long when they get little CPU time.
         if ledger::LedgerState::read().is_ok_and(|state| state.is_attended()) {
             attended = Instant::now();
         }

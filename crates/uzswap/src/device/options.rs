@@ -1,4 +1,4 @@
-//! From arguments to the daemon's options: fills in defaults, and checks everything first.
+//! Makes the daemon's options from arguments: fills in defaults, and checks everything.
 
 use crate::cli::{CacheArguments, Transport};
 use crate::device::requirements;
@@ -19,7 +19,7 @@ const COMPRESSOR: &str = "zstd";
 /// The folder of an unnamed backing.
 const BACKING_FOLDER: &str = "/var/tmp";
 
-/// Least memory of a command, and of a pool.
+/// The least memory of a command, and of a pool.
 const MEMORY_MIN: u64 = 4 << 20;
 /// A pool that is a part of the command's memory takes at most this share of it.
 const INCLUDED_POOL_DIVISOR: u64 = 2;
@@ -48,7 +48,7 @@ pub struct DaemonOptions {
     pub keeps_same_once: bool,
     /// Threads at start.
     pub threads: usize,
-    /// Threads that come and go with each CPU.
+    /// Threads that begin and end with each CPU.
     pub threads_per_cpu: usize,
     /// True for plain memory instead of a cache.
     pub bare: bool,
@@ -73,7 +73,7 @@ impl Backing {
         }
     }
 
-    /// The same, for the front end.
+    /// The backing, as the front end takes it.
     pub fn spec(&self) -> BackingSpec {
         match self.clone() {
             Self::None => BackingSpec::None,
@@ -111,7 +111,7 @@ pub fn check_memory(bytes: u64, machine: MemoryInfo) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Most bytes for a pool that is a part of the command's memory.
+/// The maximum bytes of a pool that is a part of the command's memory.
 pub fn included_pool(memory: u64) -> u64 {
     (memory / INCLUDED_POOL_DIVISOR).max(POOL_MIN)
 }
@@ -167,7 +167,7 @@ pub fn daemon_options(
 }
 
 /// The requested transport, if this machine has it. `auto` takes FUSE, over which all tests have
-/// run, and ublk if only ublk is there.
+/// run, or ublk if only ublk is available.
 fn transport(asked: Transport) -> Result<TransportKind, Failure> {
     let has = |kind: TransportKind| kind.check().is_ok();
     let kind = match asked {
@@ -264,7 +264,7 @@ pub fn store(arguments: &CacheArguments) -> Result<Option<Address>, Failure> {
     Ok(Some(Address::parse(&address)?))
 }
 
-/// The backing that `--backing` names, or the default one for a device of so many bytes.
+/// The backing that `--backing` names, or the default one for a device of `device` bytes.
 pub fn backing(argument: Option<&OsStr>, device: u64) -> Result<Backing, Failure> {
     let Some(argument) = argument else {
         let bytes = default_backing_bytes(Path::new(BACKING_FOLDER), device);

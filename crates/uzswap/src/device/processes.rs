@@ -7,10 +7,10 @@ use uzswap_sys::process;
 /// The file of the program that this process runs, even if it was renamed, replaced or removed.
 pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// How long a process may take to end.
+/// The time that a process may take to end.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Identifies a process, even after another one has got its number.
+/// Identifies a process, even after another process has got its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
     /// Its number.
@@ -31,15 +31,14 @@ impl ProcessId {
         Self::of(std::process::id())
     }
 
-    /// True if it does nothing any more: none of its threads runs, and the kernel writes nothing
-    /// into its memory. The kernel may take for ever to close its files, and we do not wait for
-    /// that.
+    /// True if none of its threads runs any more, and the kernel no longer writes to its memory.
+    /// The kernel may take for ever to close its files, for which we do not wait.
     pub fn is_over(&self) -> bool {
         !process::has_memory(self.pid)
             || process::start_time(self.pid).is_some_and(|started| started != self.started)
     }
 
-    /// True if it is still there.
+    /// True if the process still exists.
     pub fn is_alive(&self) -> bool {
         process::start_time(self.pid) == Some(self.started)
     }

@@ -14,7 +14,7 @@ pub struct Finding {
     pub what: &'static str,
     /// The part that was found, or the reason why it is missing and the remedy.
     pub state: Result<String, String>,
-    /// True if the front end does not work without it.
+    /// True if the front end needs it.
     pub required: bool,
 }
 
@@ -79,7 +79,7 @@ fn ublk() -> Result<String, String> {
     found(TransportKind::Ublk.check(), "/dev/ublk-control", remedy)
 }
 
-/// Checks the needs of a transport. Error: the missing parts, with the remedy.
+/// Checks the needs of a transport. The error names the missing parts and the remedy.
 pub fn transport(kind: TransportKind) -> Result<(), String> {
     match kind {
         TransportKind::Fuse => fuse().and_then(|_| loops()).map(drop),

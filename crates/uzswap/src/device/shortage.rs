@@ -3,11 +3,11 @@
 //! With pool and backing full, no more can be swapped out. The kernel then ends a process once it
 //! finds nothing to reclaim. That may never happen: the kernel can drop programs' files and read
 //! them again without end. So a thread watches how long all processes stand still for want of
-//! memory (PSI). When they do so most of the time, and no page can be stored, the thread has the
-//! kernel end a process (SysRq f). The kernel makes its usual choice.
+//! memory (PSI). When they stand still most of the time, and no page can be stored, the thread has
+//! the kernel end a process (SysRq f). The kernel makes its usual choice.
 //!
-//! All that the thread uses is opened and touched before. It runs in real time: such threads may
-//! use a part of the kernel's reserve, and get a CPU.
+//! The thread has opened and touched ahead all that it uses. It runs in real time, so that it gets
+//! a CPU and may use a part of the kernel's reserve.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ const TRIGGER: &str = "/proc/sysrq-trigger";
 /// "End a process for want of memory" (Documentation/admin-guide/sysrq.rst).
 const END_ONE: &[u8] = b"f";
 
-/// How often to look.
+/// The interval of the checks.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// The time that a decision looks at, and the share of it in which all processes must stand still.
@@ -39,7 +39,7 @@ const SHORT_DIVISOR: u64 = 10;
 /// A keeper whose last look is older than this is itself waiting for memory.
 const LATE: Duration = Duration::from_secs(2);
 
-/// How often the keeper checks whether writes were refused.
+/// The interval at which the keeper checks for refused writes.
 const REFUSED_PAUSE: Duration = Duration::from_millis(500);
 
 /// The state that the keeper and the thread share.
@@ -88,7 +88,7 @@ impl Shortage {
         });
         let of_thread = shared.clone();
         thread::Builder::new().name("uzswap-shortage".into()).spawn(move || {
-            // An error: the thread still looks, when it gets a CPU.
+            // After an error the thread still works, when it gets a CPU.
             let _ = process::run_in_real_time();
             let _ = process::lock_memory();
             watch.keep(&of_thread);
@@ -125,8 +125,8 @@ impl ShortageWatch {
             thread::sleep(PAUSE);
             let looked = shared.began + Duration::from_millis(shared.looked.load(Relaxed));
             let refuses = shared.refuses.load(Relaxed) || looked.elapsed() > LATE;
-            // After an error of the look, the next look tries again. After one of the write, the
-            // next window.
+            // If the check fails, the next check tries again. If the write fails, the next window
+            // does.
             if self.look(refuses).is_ok_and(|is_time| is_time)
                 && self.trigger.write_at(END_ONE, 0).is_ok()
             {

@@ -29,7 +29,7 @@ pub enum Event {
 
 /// The queue of events.
 pub struct Events {
-    /// The main thread takes events from it.
+    /// The main thread takes events from this end.
     pub receiver: Receiver<Event>,
     /// Watchers put events into it.
     pub sender: Sender<Event>,

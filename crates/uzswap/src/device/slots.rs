@@ -66,8 +66,8 @@ pub fn hold() -> Result<(), Failure> {
     }
 }
 
-/// The keeper's side of the process. It is started when slots are first wanted, and the keeper
-/// never waits for it. Dropping this value ends it.
+/// The keeper's side of the process. The keeper starts it when slots are first wanted, and never
+/// waits for it. Dropping this value ends it.
 #[derive(Default)]
 pub struct Holder {
     process: Option<(Child, Wire)>,
@@ -113,7 +113,7 @@ impl Holder {
         }
     }
 
-    /// Starts the process, if any slots are wanted. Returns true if it runs.
+    /// Starts the process, if slots are wanted. Returns true if it runs.
     fn start(&mut self, bytes: u64) -> bool {
         if bytes == 0 || self.started.is_some_and(|at| at.elapsed() < AGAIN) {
             return false;

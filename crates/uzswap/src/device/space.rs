@@ -2,11 +2,11 @@
 //! served.
 //!
 //! The kernel reports freed slots only when it discards a whole cluster, and it uses fresh clusters
-//! as long as there are some. And while less than half of all swap space is taken, a page keeps its
-//! slot after it is read back. So dead pages and second copies pile up in a large area. Areas are
-//! therefore made one after another, each a quarter of all before it. Then the kernel reuses slots,
-//! and only a reuse tells us that the old page in a slot is dead (docs/design/space.md has the
-//! measurements).
+//! while there are some. While less than half of all swap space is taken, a page also keeps its
+//! slot after it is read back. So dead pages and second copies pile up in a large area. We
+//! therefore make areas one after another, each a quarter of all earlier ones. Then the kernel
+//! reuses slots, and only a reuse shows us that the old page in a slot is dead
+//! (docs/design/space.md has the measurements).
 //!
 //! When pool and backing are nearly full, the kernel may have only as many free slots as pages can
 //! be stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
@@ -22,7 +22,7 @@ const FIRST_BYTES_MIN: u64 = 256 << 20;
 const FIRST_DIVISOR: u64 = 64;
 const FIRST_BYTES_LEAST: u64 = 16 << 20;
 
-/// Free slots that the kernel needs at least: as many as it may take between two looks.
+/// The free space that the kernel needs at least: as much as it may take between two looks.
 const FREE_BYTES_MIN: u64 = 128 << 20;
 const FREE_DIVISOR: u64 = 8;
 
@@ -44,7 +44,7 @@ const ROOM_BYTES_MIN: u64 = 256 << 10;
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_DOUBLINGS: u32 = 6;
 
-/// How often to look, with enough room and without.
+/// The interval of looks, with enough room and without.
 const CALM: Duration = Duration::from_millis(50);
 const TIGHT: Duration = Duration::from_millis(5);
 
@@ -78,7 +78,7 @@ pub struct Space {
     size: u64,
     ballast: Holder,
     is_full: bool,
-    /// No area is made before this time, after so many failures in a row.
+    /// No area is made before this time, which grows with consecutive failures.
     grows_from: Option<Instant>,
     failures: u32,
     /// Bytes of free slots that the kernel may have; `u64::MAX` with enough room.
@@ -132,7 +132,7 @@ impl Space {
         self.ballast.bytes()
     }
 
-    /// When to look again.
+    /// The time until the next look.
     pub fn pause(&self) -> Duration {
         if self.free_max == u64::MAX { CALM } else { TIGHT }
     }

@@ -17,7 +17,7 @@ pub fn start(arguments: &[String]) -> io::Result<(Child, Wire)> {
     start_of(Path::new(OWN_PROGRAM), arguments)
 }
 
-/// The same, with another program.
+/// Starts another program in this way.
 pub fn start_of(program: &Path, arguments: &[String]) -> io::Result<(Child, Wire)> {
     let (ours, theirs) = Wire::pair()?;
     let child = command(program, arguments, theirs).spawn()?;

@@ -1,5 +1,5 @@
-//! Switching areas off, in a process of its own: when memory runs out, the kernel first ends a
-//! process that is in swapoff.
+//! Switches areas off in a separate process, because the kernel first ends a process that is in
+//! swapoff when memory runs out.
 
 use crate::device::processes::OWN_PROGRAM;
 use std::io;
@@ -11,7 +11,7 @@ use uzswap_sys::{cpu, process, swap};
 /// The pause before the next try while another process switches the area off.
 const ANOTHER_IS_AT_IT: Duration = Duration::from_millis(50);
 
-/// Error: the swapped pages would not fit in memory.
+/// Fails if the swapped pages would not fit in memory.
 pub fn check_room(areas: &[swap::Area]) -> io::Result<()> {
     let used: u64 = areas.iter().map(|area| area.used).sum();
     let available = cpu::memory_info()?.available;
@@ -56,8 +56,8 @@ pub fn failed(areas: &[swap::Area]) -> io::Error {
 
 /// `uzswap switch-off`: that process.
 pub fn run(devices: &[PathBuf]) -> io::Result<()> {
-    // With its parent's mark, it would find less memory for the pages that it reads back. An error:
-    // the parent has no mark, for want of the permission.
+    // With its parent's mark, it would find less memory for the pages that it reads back. An error
+    // means that the parent lacks the mark, for want of permission.
     let _ = process::set_io_flusher(false);
     devices.iter().try_for_each(|device| one(device))
 }

@@ -14,7 +14,7 @@ const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 /// The scope of the keeper and its daemon.
 const DAEMON_SCOPE: &str = "uzswap.scope";
 
-/// How long systemd may take to move a process.
+/// The time that systemd may take to move a process.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// True if systemd runs this system, by the check of sd_booted(3).

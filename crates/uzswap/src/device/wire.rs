@@ -18,14 +18,14 @@ use uzswap_block::{Offer, Room};
 /// The messages of `run` to the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// The first message: the run wants to take part.
+    /// The first message of a run that wants to take part.
     Join {
         /// The run's number and command, for people.
         run: RunInfo,
         /// The options of the cache, for a keeper that was just started.
         options: Option<Box<DaemonOptions>>,
     },
-    /// The first message to a keeper that took over: this run takes part already.
+    /// The first message, to a keeper that took over, of a run that takes part already.
     Rejoin(i32),
     /// The only message of `upgrade`: the next daemon is of this program, and starts now.
     Upgrade(PathBuf),
@@ -52,7 +52,8 @@ pub enum Tell {
     Joined(Box<Joined>),
     /// To [`Ask::Join`] and [`Ask::Place`]: the reason for a refusal.
     Refused(String),
-    /// To [`Ask::Join`]: there is another keeper, or this one is about to end. The run asks again.
+    /// Answers [`Ask::Join`] if there is another keeper, or if this keeper is about to end. The run
+    /// asks again.
     Busy,
     /// To [`Ask::Place`].
     Noted,
@@ -79,7 +80,7 @@ pub enum Tell {
 /// The cache that a run joins.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Joined {
-    /// Where the control files are.
+    /// The mount point of the control files.
     pub mount: PathBuf,
     pub daemon: i32,
     /// The options with which the cache was made.
@@ -105,11 +106,11 @@ pub enum Order {
     Settle(Vec<PathBuf>),
     /// Report how much more the cache can take.
     TellRoom,
-    /// Execute this program, and go on as its daemon. The process stays the same, so that besides
-    /// the keeper there is always a process with the memory that outlives a daemon.
+    /// Execute this program, and continue as its daemon. The process stays the same, so that
+    /// besides the keeper there is always a process with the memory that outlives a daemon.
     Become(PathBuf),
-    /// End, since nothing is swapped to the daemon any more. It stays while the kernel lists one of
-    /// its devices.
+    /// End, since nothing is swapped to the daemon any more. The daemon stays while the kernel
+    /// lists one of its devices.
     End,
 }
 
@@ -180,12 +181,12 @@ impl Wire {
         Ok(Self::new(self.stream.try_clone()?))
     }
 
-    /// Sends a message. Waits until the other process reads. Error: it is gone.
+    /// Sends a message. Waits until the other process reads. Fails if that process is gone.
     pub fn send(&mut self, what: &impl Serialize) -> io::Result<()> {
         self.stream.write_all(&line(what)?)
     }
 
-    /// Sends as many bytes as is possible without waiting, and returns their number. Error: the
+    /// Sends as many bytes as is possible without waiting, and returns their number. Fails if the
     /// other process is gone.
     pub fn send_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -219,8 +220,8 @@ impl Wire {
         }
     }
 
-    /// The next message, from data that have come already and at most one read; `None` if no line
-    /// is complete. For a caller that has polled the descriptor.
+    /// The next message, from data that have arrived and at most one read; `None` if no line is
+    /// complete. For a caller that has polled the descriptor.
     pub fn receive_some<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         self.read()?;
         self.said().transpose()

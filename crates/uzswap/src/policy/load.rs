@@ -22,7 +22,7 @@ use uzswap_sys::freezer::Freezer;
 use uzswap_sys::process::Activity;
 use uzswap_tree::{Member, Table};
 
-/// How often the processes are looked at.
+/// The interval at which the processes are checked.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The weight of a new look in the smoothed figures: they follow a change in a fifth of a second.
@@ -85,8 +85,8 @@ struct Policy {
     faults: f64,
     /// The major faults of each process at the last look.
     before: HashMap<i32, u64>,
-    /// How long each process has been suspended, and how much longer each spared process may not
-    /// be.
+    /// The time for which each process has been suspended, and the time for which each spared
+    /// process may not be suspended.
     suspended: HashMap<i32, Duration>,
     spared: HashMap<i32, Duration>,
 }
@@ -97,7 +97,7 @@ impl Policy {
         Self { cpus, running: 0.0, waiting: 0.0, faults: 0.0, before, suspended, spared }
     }
 
-    /// The next act for these processes, `passed` after the last look.
+    /// The next act for these processes. `passed` is the time since the last look.
     fn decide(&mut self, seen: &[ProcessSample], passed: Duration) -> Decision {
         let swapping = self.look(seen, passed);
         self.count_time(seen, passed);
@@ -201,7 +201,7 @@ pub trait Suspendable: Send + 'static {
     fn all(&self) -> Vec<(i32, Activity)>;
     /// Suspends a process; `false` if it is gone.
     fn suspend(&self, pid: i32) -> bool;
-    /// Resumes a process, if it is there.
+    /// Resumes a process, if it exists.
     fn resume(&self, pid: i32);
     /// Resumes all processes.
     fn release_all(&self);
@@ -220,7 +220,7 @@ pub struct InGroup {
 }
 
 impl InGroup {
-    /// Error: there is no freezer here.
+    /// Fails if there is no freezer.
     pub fn new(group: Group) -> io::Result<Self> {
         let freezer = Freezer::create(&group)?;
         Ok(Self { group, freezer })
@@ -258,7 +258,7 @@ impl Suspendable for InGroup {
 /// that is out, and its other pages leave memory.
 pub struct InTree(pub &'static Table);
 
-/// So many faults take as long as one through the device.
+/// This many faults in-process take as long as one fault through the device.
 const FAULTS_AT_ONCE: u64 = 10;
 
 impl Suspendable for InTree {
@@ -312,7 +312,7 @@ pub struct LoadControl {
 }
 
 impl LoadControl {
-    /// Starts the thread. Error: it cannot be started.
+    /// Starts the thread. Fails if the thread cannot be started.
     pub fn start(processes: impl Suspendable, cpus: usize) -> io::Result<Self> {
         let (stop, stopped) = channel();
         let now = Arc::new(AtomicUsize::new(0));
@@ -439,7 +439,8 @@ mod tests {
         play.looks(Duration::from_secs(2));
         for _ in 0..100 {
             play.look();
-            // One more process comes and goes: only running it shows whether it fits.
+            // Load control tries one more process at times, because only running it shows whether
+            // it fits.
             assert!(play.free() == [1, 2] || play.free() == [1, 2, 3], "{:?}", play.free());
         }
     }

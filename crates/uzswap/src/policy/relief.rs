@@ -1,19 +1,19 @@
 //! Relief for a group whose memory runs out too early.
 //!
 //! Reclaim in a busy group sometimes finds nothing for a moment, although nearly all memory could
-//! be swapped: every page was just used, or is being written. The kernel then kills a process. Seen
-//! in one of some two hundred runs of eight processes with three times their limit, on a busy
-//! machine.
+//! be swapped: every page was just used, or is being written. The kernel then kills a process. That
+//! happened in one of some two hundred runs of eight processes with three times their limit, on a
+//! busy machine.
 //!
 //! On version 1 of the cgroup interface the OOM killer is disabled, and the limit raised a little
 //! until the group runs again. If that does not help, the killer is enabled. On version 2 the
-//! killer cannot be disabled. There processes wait at the limit (`memory.high`). The limit at which
-//! the kernel kills one is higher, by as much as the limit would be raised on version 1.
+//! killer cannot be disabled. There processes wait at a limit (`memory.high`). The limit at which
+//! the kernel kills a process is higher, by as much as version 1 would raise its limit.
 
 use std::io;
 use uzswap_sys::cgroup::Group;
 
-/// How often in a row the limit may be raised, by one step each time.
+/// The number of consecutive steps by which the limit may be raised.
 const STEPS_MAX: u32 = 5;
 
 /// A step, as a share of the limit and at least, bytes.
@@ -47,7 +47,8 @@ impl Limited for Group {
     }
 }
 
-/// How far a group of version 2 may exceed its limit before the kernel kills one of its processes.
+/// Bytes by which a group of version 2 may exceed its limit before the kernel kills one of its
+/// processes.
 pub fn slack(limit: u64) -> u64 {
     step(limit) * u64::from(STEPS_MAX)
 }
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// A group that waits as long as its limit is below its need.
+    /// A group that waits while its limit is below its need.
     #[derive(Default)]
     struct Fake {
         need: u64,

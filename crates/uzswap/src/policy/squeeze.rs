@@ -25,7 +25,7 @@ const STEP_BYTES_MIN: u64 = 4 << 20;
 /// The share of time that processes may wait for memory, percent of ten seconds.
 const WAITING_MAX: f64 = 50.0;
 
-/// How long the limit then stays.
+/// The time for which the limit then stays.
 const REST: Duration = Duration::from_secs(10);
 
 /// Bytes that are paged out between two looks at the effect.
@@ -38,7 +38,7 @@ pub enum Mood {
     Good,
     /// They wait for memory more than they may.
     Bad,
-    /// They did so a short time ago.
+    /// The processes waited a short time ago.
     Resting,
 }
 
@@ -187,11 +187,11 @@ impl Squeeze for SqueezeGroup {
 }
 
 /// Squeezes a process and its descendants, in a group with others. No limit is set. Memory above
-/// the goal is paged out, by address, and comes back when it is used.
+/// the goal is paged out, in order of addresses, and comes back when it is used.
 pub struct SqueezeProcess {
     pid: i32,
     goal: u64,
-    /// The place to go on: an index in the list of processes, and an address.
+    /// The place at which the next step begins: an index in the list of processes, and an address.
     next: (usize, usize),
 }
 

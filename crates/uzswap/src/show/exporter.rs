@@ -1,6 +1,6 @@
 //! The process that serves metrics and the page, for `--metrics`.
 //!
-//! It is a process of its own, with one thread. Its memory is not locked, and no process waits for
+//! It is a separate process, with one thread. Its memory is not locked, and no process waits for
 //! it: it reads the control files as any program could. It ends with the process that started it.
 
 use crate::address::Address;
@@ -37,7 +37,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinHandle;
 use uzswap_block::control::{ALL, FAULT_TIMES, STATISTICS_FOLDER};
 
-/// How long a client may take to send its request, and how long it may stay connected.
+/// The time that a client may take to send its request, and the time that it may stay connected.
 const PATIENCE: Duration = Duration::from_secs(5);
 const CONNECTED: Duration = Duration::from_secs(60);
 
@@ -132,7 +132,7 @@ impl Drop for Exporter {
 /// `uzswap exporter`: serves until its parent is gone.
 pub fn exporter(address: &Address) -> Result<(), Failure> {
     let mut wire = Wire::of_stdin().map_err(|error| Failure::new(error.to_string()))?;
-    // An error: the keeper that started it is not spared from the OOM killer either.
+    // An error means that the keeper that started it is not spared from the OOM killer either.
     let _ = uzswap_sys::process::do_not_spare_from_oom();
     serve(address, |bound| {
         // An error: the parent is gone, which the thread below notices.
@@ -150,7 +150,7 @@ pub fn exporter(address: &Address) -> Result<(), Failure> {
             socket.map(fs::remove_file);
             std::process::exit(0);
         };
-        // An error: we serve until we are killed.
+        // After an error we serve until we are killed.
         let _ = std::thread::Builder::new().name("uzswap-parent".into()).spawn(until_gone);
     })
 }

@@ -206,7 +206,7 @@ impl History {
     }
 }
 
-/// Zeros if the kernel reports none.
+/// Zeros if the kernel reports no pressure.
 fn pressure() -> [f64; 2] {
     let text = fs::read_to_string(pressure::MACHINE).unwrap_or_default();
     ["some", "full"].map(|kind| pressure::average(&text, kind).unwrap_or_default())

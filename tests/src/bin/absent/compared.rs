@@ -30,7 +30,7 @@ pub enum Answer {
     Same,
     /// Only the number: the bytes are times, or depend on the machine.
     Number,
-    /// The answer is a descriptor, and all bytes.
+    /// The answer is a descriptor, and all bytes are compared.
     File,
     /// Only that the call did not fail.
     Success,
@@ -129,7 +129,7 @@ impl World {
     }
 
     fn content(&self) -> Vec<u8> {
-        // SAFETY: memory of ours, which no other thread writes meanwhile.
+        // SAFETY: memory of ours, which no other thread writes now.
         unsafe { std::slice::from_raw_parts(self.base, PAGES * PAGE) }.to_vec()
     }
 }

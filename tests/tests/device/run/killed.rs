@@ -31,7 +31,7 @@ fn churning(duration: u32) -> Run {
     run
 }
 
-/// The same, if its pages outlive a killed daemon; `None` before Linux 6.4, where they do not.
+/// Starts a run whose pages outlive a killed daemon; `None` before Linux 6.4, where they do not.
 fn outliving(duration: u32) -> Option<Run> {
     let run = churning(duration);
     if state().unwrap()["outlives_daemon"] == false {
@@ -189,7 +189,7 @@ fn another_version_goes_on_and_no_request_fails() {
         let folder = format!("/proc/{}/fd", process_of("daemon"));
         descriptors.push(fs::read_dir(folder).unwrap().count());
     }
-    // The next daemon must not have descriptors that the last one opened. (A few come and go.)
+    // The next daemon must not have descriptors that the last daemon opened. (A few vary.)
     assert!(descriptors[8] < descriptors[0] + 5, "{descriptors:?}");
     run.finish().assert_whole(2);
     machine.assert_as_before();

@@ -101,7 +101,7 @@ struct Maker {
     noise: Noise,
     lines: Vec<String>,
     kinds: Vec<&'static Kind>,
-    /// Assumed pages of each slot, 0 for none. The history may differ.
+    /// The assumed number of pages of each slot, 0 for none. The history may have another number.
     pages: [u64; SLOTS as usize],
     /// True until the history has grown beyond its budget.
     is_before: bool,

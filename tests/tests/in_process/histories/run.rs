@@ -40,7 +40,7 @@ pub struct Seen {
 /// The programs, in a folder that all users may write.
 pub struct Rig {
     folder: TempDir,
-    /// Number of processors that uzswap is told; `None` for the real number.
+    /// The number of processors that uzswap assumes; `None` for the real number.
     cpus: Option<u32>,
 }
 

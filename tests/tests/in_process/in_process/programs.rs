@@ -155,7 +155,7 @@ fn check_prepared(name: &str, memories: &[&str], is_there: &str, prepare: impl F
     compare(folder.path(), memories, &command);
 }
 
-/// The same, for a program that needs only its own file.
+/// Checks a program that needs only its own file.
 fn check_file(name: &str, memories: &[&str], is_there: &str) {
     check_prepared(name, memories, is_there, |_| ());
 }

@@ -9,9 +9,9 @@ use uzswap_tree::Remote;
 /// The activity of all processes at the store.
 #[derive(Debug, Serialize)]
 pub struct AtStore {
-    /// Peak of the bytes of their segments there, sampled five times a second.
+    /// The peak of the bytes of their segments at the store, sampled five times a second.
     peak: u64,
-    /// Bytes of segments that were written there.
+    /// Bytes of segments that were written to the store.
     written: u64,
     /// Reads that the store answered.
     reads: u64,

@@ -1,8 +1,8 @@
 //! The reason why a run had more memory than its limit.
 //!
 //! Each process keeps to its share of the limit, except for memory that the agent leaves alone. The
-//! report names that memory. A share is never less than a process needs to go on: if these needs
-//! together exceed the limit, the run exceeds it as long as all run.
+//! report names that memory. A share is never below the process's least. If all least memory
+//! together exceeds the limit, the run exceeds the limit while all processes run.
 //!
 //! A fork begins with pages that it shares with its parent. The kernel copies such a page at a
 //! write, and uzswap sees no fault at which it could make the process wait.
@@ -28,7 +28,7 @@ pub struct Beyond {
     pub bytes_of_forks: u64,
     /// Processes whose pages are all in memory for a reader.
     pub whole: usize,
-    /// Bytes that all processes need to go on at all, and the limit.
+    /// The sum of all processes' least memory in bytes, and the limit.
     pub bytes_least: u64,
     pub limit: u64,
 }

@@ -19,7 +19,7 @@ pub struct Unmanaged {
     pub refuses_library: bool,
 }
 
-/// How many scripts that are run by scripts the kernel follows.
+/// The number of nested script interpreters that the kernel follows.
 const SCRIPTS_MAX: usize = 5;
 /// Bytes of a script's first line that the kernel reads.
 const LINE_BYTES: usize = 256;
@@ -40,8 +40,8 @@ pub fn for_glibc_alone(library: PathBuf) -> PathBuf {
     }
 }
 
-/// Looks at a command, or at the interpreter of a script. A file that cannot be read counts as one
-/// that can be managed.
+/// Looks at a command, or at the interpreter of a script. A file that cannot be read counts as
+/// manageable.
 pub fn why_unmanaged(command: &Path) -> Option<Unmanaged> {
     let mut path = command.to_owned();
     for _ in 0..SCRIPTS_MAX {
@@ -79,11 +79,11 @@ fn of_program(file: &File, path: &Path) -> Option<Unmanaged> {
 /// A program, by how it loads libraries.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// By glibc's dynamic linker.
+    /// Linked by glibc's dynamic linker.
     Glibc,
-    /// By the dynamic linker of this name.
+    /// Linked by the dynamic linker of this name.
     OtherLibrary(String),
-    /// It loads none.
+    /// It loads no libraries.
     Static,
     /// It is of another architecture.
     Not64Bit,

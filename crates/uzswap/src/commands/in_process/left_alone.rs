@@ -1,8 +1,8 @@
 //! Programs of an in-process run whose memory is not kept small, with the reasons and their sizes.
 //!
 //! A program that the agent could not take over gives the reason itself ([`Table::leave_alone`]). A
-//! program that never loaded the library cannot. The run finds it among the command's processes,
-//! and its file tells the reason.
+//! program that never loaded the library cannot. The run finds that program among the command's
+//! processes, and derives the reason from its file.
 
 use crate::commands::in_process::executable::{self, Linkage};
 use crate::commands::in_process::numbers::Numbers;
@@ -80,7 +80,7 @@ impl LeftAlone {
     }
 
     /// True if the program that a process runs has loaded the library. The process may be in the
-    /// tree for the program that it ran before. Each program is looked at once.
+    /// tree for the program that it ran before. Each program is checked once.
     fn has_library(&mut self, process: i32) -> bool {
         let program = program(process);
         let known = self.programs.get(&(process as u32)).filter(|(known, _)| *known == program);
@@ -99,7 +99,7 @@ impl LeftAlone {
     /// All programs that were left alone.
     pub fn all(&self, table: &Table, numbers: &Numbers) -> Vec<Alone> {
         let noted = table.left_alone();
-        // A fork may have given its reason after it was seen here.
+        // A fork may have given its reason after this check saw it.
         let is_noted = |process| {
             noted.iter().any(|one| numbers.of(one.process) == process && one.part.is_none())
         };

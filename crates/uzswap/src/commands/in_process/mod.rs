@@ -239,7 +239,7 @@ struct InProcessReport {
     pool_peak: u64,
     /// Bytes of pages for one byte of pool at that time.
     ratio: f64,
-    /// Most bytes of compressed pages on the backing.
+    /// The peak of the compressed pages on the backing, in bytes.
     backing_peak: u64,
     /// The reason for a peak above the limit that `left_alone` does not explain.
     beyond: Option<Beyond>,
@@ -305,7 +305,7 @@ struct Peak {
     beyond: Beyond,
     /// Bytes at the store, if there is one.
     remote: Option<u64>,
-    /// How much the oldest processes are favoured, and the count of all faults at the last look.
+    /// The favour of the oldest processes, and the count of all faults at the last look.
     favour: Favour,
     faults: u64,
 }
@@ -344,7 +344,7 @@ impl Peak {
 }
 
 impl Peak {
-    /// Favours the oldest processes by as much as all of them thrash.
+    /// Favours the oldest processes in proportion to the thrashing of all.
     fn favour_oldest(&mut self, table: &Table, faults: u64) {
         let since = faults - std::mem::replace(&mut self.faults, faults);
         let cpus = cpu::allowed() as u64;
@@ -429,7 +429,8 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     }
 }
 
-/// The folder in which each process keeps pages, and the most bytes there; `None` for no backing.
+/// The folder in which each process keeps pages, and the maximum bytes of a process; `None` for no
+/// backing.
 fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> {
     let (given, _) = options::places(&arguments.cache.backing);
     let given = given.as_deref();

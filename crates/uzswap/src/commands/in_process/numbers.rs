@@ -1,4 +1,4 @@
-//! Numbers of processes that have PID namespaces of their own, as this process sees them.
+//! The numbers that this process sees of processes in other PID namespaces.
 //!
 //! A sandbox numbers its processes anew. The tree has them by the sandbox's numbers, but everything
 //! here needs the numbers of our own namespace.
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use uzswap_sys::pid_namespace;
 use uzswap_tree::{Name, Table};
 
-/// The numbers seen so far, those of ended processes too.
+/// The numbers seen so far, including those of ended processes.
 #[derive(Debug, Default)]
 pub struct Numbers(BTreeMap<Name, u32>);
 

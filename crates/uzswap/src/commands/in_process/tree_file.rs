@@ -29,8 +29,8 @@ fn files() -> impl Iterator<Item = (u32, PathBuf)> {
     })
 }
 
-/// The runs whose files this user may read, with their numbers. A killed run counts as long as one
-/// of its processes lives.
+/// The runs whose files this user may read, with their numbers. A killed run counts while one of
+/// its processes lives.
 pub fn running() -> Vec<(u32, Tree, PathBuf)> {
     let all = files().filter_map(|(run, path)| Some((run, Tree::look(&path).ok()?, path)));
     all.filter(|(_, tree, path)| is_in_use(tree.table()) || is_locked(path)).collect()
@@ -42,7 +42,7 @@ fn is_in_use(table: &Table) -> bool {
 }
 
 /// True for the file of a run in another PID namespace. The numbers of its processes have no
-/// meaning here, but its lock is seen.
+/// meaning here, but its lock is visible.
 fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| file.try_lock().is_err())
 }
@@ -82,7 +82,7 @@ pub struct TreeFile {
 }
 
 impl TreeFile {
-    /// Error: no folder takes a file, with the reason of each.
+    /// Fails if no folder takes a file. The error has each folder's reason.
     pub fn create(memory: u64, means: Means) -> Result<Self, String> {
         remove_stale();
         let mut reasons = Vec::new();

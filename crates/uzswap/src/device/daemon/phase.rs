@@ -91,7 +91,7 @@ impl Heard {
 }
 
 impl Phase {
-    /// The phase after the start. `takes_over`: a daemon served before this one.
+    /// The phase after the start. `takes_over` if a daemon served before this one.
     pub fn started(&mut self, is_able: bool, takes_over: bool) {
         self.become_next(match (is_able, takes_over) {
             (true, _) => Serving,
@@ -101,8 +101,8 @@ impl Phase {
     }
 
     /// The act that a message asks for; `None` if this phase does not permit it. The order to end
-    /// begins the last phase, unless the kernel lists one of the daemon's devices: it may ask for
-    /// any page then.
+    /// begins the last phase, unless the kernel lists one of the daemon's devices, since it may
+    /// then ask for any page.
     pub fn hear(&mut self, heard: Heard, is_listed: impl FnOnce() -> bool) -> Option<Act> {
         let act = match heard {
             Heard::End if is_listed() => return None,

@@ -1,7 +1,7 @@
 //! Making swap areas, and having the kernel read them back and forget them.
 //!
-//! Processes of their own do both (area.rs, `switching_off::run`) and wait for the daemon, since
-//! the keeper must not. Nothing here waits: the keeper looks for their results.
+//! Separate processes do both (area.rs, `switching_off::run`) and wait for the daemon, since the
+//! keeper must not. Nothing here waits: the keeper polls for their results.
 
 use super::decide::{Emptying, Seen, SwitchOff, refused};
 use super::phase::{Act, Phase};
@@ -48,8 +48,8 @@ impl Keeper {
         };
         let cannot = |error: io::Error| Failure::new(format!("cannot make an area: {error}"));
         let (child, mut wire) = spared::start(&["switch-on".into()]).map_err(cannot)?;
-        // The state names the child before it is told anything, so that the next keeper makes no
-        // area beside this one.
+        // The state names the child before the child gets an order, so that the next keeper makes
+        // no area beside this one.
         self.state.area_maker = ProcessId::of(child.id());
         self.save()?;
         // An error: the process has ended, as its wire will show.
@@ -72,7 +72,7 @@ impl Keeper {
                 self.state.areas.retain(|area| area.device != device);
                 let priority = PRIORITY_MAX.saturating_sub(self.state.areas.len() as u16);
                 self.state.areas.push(AreaChange { device, part: maker.part.clone() });
-                // If this cannot be written down, the process must not go on: it hears nothing, and
+                // If this cannot be saved, the process must not continue: it gets no answer, and
                 // gives up.
                 let is_told = self.save().and_then(|()| {
                     let order = AreaOrder::SwitchOn(priority);
@@ -114,8 +114,8 @@ impl Keeper {
         let _ = self.daemon.as_mut().map(|daemon| daemon.send(&Order::Settle(devices)));
     }
 
-    /// Starts making areas while more are wanted. If the daemon is killed meanwhile, the next one
-    /// serves them.
+    /// Starts making areas while more are wanted. If the daemon is killed during that, the next
+    /// daemon serves them.
     pub(super) fn grow(&mut self) -> Result<(), Failure> {
         let grown = match self.made.take() {
             Some(made) => made,
@@ -195,8 +195,8 @@ impl Keeper {
         }
     }
 
-    /// The kernel cannot read everything back now. Waiting processes are told so, and the daemon
-    /// serves on.
+    /// The kernel cannot read everything back now. Waiting processes learn of this, and the daemon
+    /// continues to serve.
     fn refused(&mut self, why: &str) {
         self.retry_at = Some(Instant::now() + RETRY);
         // The sender of the order to end repeats it to `serve`, but not to a keeper that took over.
@@ -219,7 +219,7 @@ impl Keeper {
     /// Undoes everything.
     pub(super) fn end(&mut self) {
         self.phase.require(Act::Remove);
-        // A process that comes from now on finds no keeper, and waits for the lock.
+        // From now on a new process finds no keeper, and waits for the lock.
         let _ = fs::remove_file(folder::socket());
         let (daemon, mut wire, phase) = (self.state.daemon, self.daemon.as_mut(), self.phase);
         let devices: Vec<_> = self.state.devices().cloned().collect();

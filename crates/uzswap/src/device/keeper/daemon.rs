@@ -63,7 +63,7 @@ impl Keeper {
         }
     }
 
-    /// Takes the answer if it has come. Error: the daemon is gone.
+    /// Takes the answer if it has arrived. Fails if the daemon is gone.
     pub(super) fn hear_room(&mut self) -> io::Result<()> {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {
@@ -77,7 +77,7 @@ impl Keeper {
         }
     }
 
-    /// Starts the first daemon, or one that goes on with the devices of the last.
+    /// Starts the first daemon, or a daemon that continues with the devices of the last.
     pub(super) fn start_daemon(&mut self) -> Result<(), Failure> {
         self.phase.require(Act::StartDaemon);
         let before = self.state.daemon;
@@ -106,7 +106,7 @@ impl Keeper {
     }
 
     /// Writes the state down at a daemon's start. A daemon that takes over pages must serve even if
-    /// there is no space to write. It then tells the next keeper its number itself.
+    /// there is no space to write. Such a daemon itself reports its number to the next keeper.
     fn save_of_daemon(&mut self) -> Result<(), Failure> {
         let saved = self.save();
         match saved {
@@ -139,8 +139,8 @@ impl Keeper {
         self.hear_daemon()
     }
 
-    /// Waits for the daemon's answer to an order. Error: the daemon has begun to end. The wire may
-    /// never show that: a process that hangs while it ends closes none of its files.
+    /// Waits for the daemon's answer to an order. Fails if the daemon has begun to end. The wire
+    /// may never show that, since a process that hangs at its end closes none of its files.
     pub(super) fn hear_daemon(&mut self) -> io::Result<DaemonReport> {
         let wire = self.daemon.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         loop {

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// The periodic work of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// Make areas as far as they are wanted.
+    /// Make the wanted areas.
     Serve,
     /// Begin to have everything read back.
     BeginEmptying,
@@ -38,7 +38,7 @@ pub fn task(phase: Phase, is_wanted: bool, is_early: bool) -> Task {
 /// The state of the process that switches areas off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwitchOff {
-    /// There is none.
+    /// There is no such process.
     Idle,
     /// It waits for the kernel.
     UnderWay,
@@ -57,14 +57,14 @@ pub struct Seen {
     pub is_listed: Option<bool>,
     /// The process that switches areas off.
     pub off: SwitchOff,
-    /// A run takes part.
+    /// True if a run takes part.
     pub has_runs: bool,
 }
 
 /// The next step of emptying.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Emptying {
-    /// Wait: a step is under way.
+    /// Wait, since a step is under way.
     Wait,
     /// Start a process that switches the areas off.
     SwitchOff,
@@ -102,7 +102,7 @@ pub fn refused(phase: Phase, is_told_again: bool) -> Phase {
 /// A daemon that lives for less than this was ended by the memory that it took over.
 const LIFE_MIN: Duration = Duration::from_millis(20);
 
-/// After so many short lives in a row the swapped pages are taken to be lost.
+/// After this many consecutive short lives, the swapped pages count as lost.
 const SHORT_LIVES_MAX: u32 = 8;
 
 /// The pause after the first failure. Each pause is twice as long as the last, 10 s in all. The

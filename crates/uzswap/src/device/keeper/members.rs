@@ -40,8 +40,8 @@ impl Outbox {
         self.rest.is_empty() && self.waits.is_empty()
     }
 
-    /// Sends as much as is possible without waiting. `some` sends bytes and returns how many it
-    /// sent. An error: the member is gone, as its wire will show.
+    /// Sends as much as is possible without waiting. `some` sends bytes and returns the number of
+    /// bytes that it sent. An error: the member is gone, as its wire will show.
     pub fn send(&mut self, mut some: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         loop {
             if self.rest.is_empty() {
@@ -150,8 +150,8 @@ impl Keeper {
     fn place(&mut self, index: usize, place: GroupChange) {
         let pid = self.members[index].run;
         if let Some(run) = self.state.run_in(&place.folder) {
-            // Refused here, where requests are serialized: the second run may have read the first
-            // one's limit as the original.
+            // The keeper refuses this, since it serializes requests. Otherwise the second run could
+            // read the first run's limit as the original.
             let (path, other) = (place.folder.display(), run.run.pid);
             let refusal = format!("process {other} limits {path} already; end that first");
             return self.members[index].tell(Tell::Refused(refusal));

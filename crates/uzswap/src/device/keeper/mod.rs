@@ -5,14 +5,14 @@
 //! run ─┼─ join ─> keeper ─┼─ has the kernel swap to as many areas as are needed (space.rs)
 //! run ─┘                  └─ undoes everything when the last run has left (ledger.rs)
 //! ```
-//! A run takes part as long as its socket is open. The keeper notices a killed run, ends its
-//! command and removes its group. `serve` is the same process, in the foreground, until it is told
-//! to end.
+//! A run takes part while its socket is open. The keeper notices a killed run, ends its command and
+//! removes its group. `serve` is the same process, in the foreground, until it gets a signal to
+//! end.
 //!
-//! When the keeper is killed, the daemon starts another keeper. It takes over, and the runs
-//! reconnect to it. When the daemon is killed, the keeper starts another daemon, which goes on with
-//! the same memory (kept.rs); programs notice only a pause. When both are killed, the swapped pages
-//! are lost, and the next keeper undoes the changes that are left.
+//! When the keeper is killed, the daemon starts another keeper. The new keeper takes over, and the
+//! runs reconnect to it. When the daemon is killed, the keeper starts another daemon, which
+//! continues with the same memory (kept.rs); programs notice only a pause. When both are killed,
+//! the swapped pages are lost, and the next keeper undoes the remaining changes.
 
 mod areas;
 mod daemon;
@@ -52,7 +52,7 @@ use uzswap_block::Room;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::{cgroup, cpu, process};
 
-/// How long runs may take to reconnect to a keeper that took over.
+/// The time in which runs must reconnect to a keeper that took over.
 const COME_BACK: Duration = Duration::from_secs(10);
 
 /// While the keeper waits for the daemon's answer: how often it checks that the daemon lives.
@@ -63,12 +63,13 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// `uzswap keeper`: started by the first run, or by a daemon whose keeper died.
 pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
-    // An error: inherited descriptors stay open, and processes that wait for their end wait on.
+    // After an error inherited descriptors stay open, and processes that wait for their end wait
+    // longer.
     if adopted_lock.is_none() {
         let _ = process::close_inherited(None);
     }
     let wire = Wire::of_stdin().map_err(started_by)?;
-    // An error: a shell with job control has made this process a leader already, which does as
+    // It fails if a shell with job control has already made this process a leader, which serves as
     // well.
     let _ = process::leave_session();
     let Some(number) = adopted_lock else { return first(wire) };
@@ -82,12 +83,12 @@ fn started_by(error: io::Error) -> Failure {
     Failure::new(format!("the keeper is started by run: {error}"))
 }
 
-/// Begins for a run, which is told of every failure.
+/// Begins for a run, to which it reports every failure.
 fn first(mut wire: Wire) -> Result<(), Failure> {
     let Ask::Join { run, options: Some(options) } = wire.receive().map_err(started_by)? else {
         return Err(Failure::new("the keeper is started by run"));
     };
-    // An error of sending is ignored: the run is gone, and no other process would hear of it.
+    // Errors of sending are ignored: the run is gone, and no other process reads the message.
     let lock = match Lock::take() {
         Ok(Some(lock)) => lock,
         Ok(None) => {
@@ -99,7 +100,7 @@ fn first(mut wire: Wire) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    // A later message on standard error would confuse: its reader has other work by then.
+    // A later message on standard error would confuse its reader, who has other work by then.
     let _ = process::silence_errors();
     match Keeper::begin(lock, *options, false) {
         Ok(mut keeper) => {
@@ -144,9 +145,9 @@ pub struct Keeper {
     shortage: Option<Shortage>,
     listener: UnixListener,
     members: Vec<Member>,
-    /// A byte comes here for each signal.
+    /// It gets a byte for each signal.
     signals: UnixStream,
-    /// When runs of a dead keeper that have not reconnected are taken for ended.
+    /// The time after which runs of a dead keeper that have not reconnected count as ended.
     orphans_until: Option<Instant>,
     /// The process that makes a further area, and its result until the keeper looks at it.
     maker: Option<Maker>,
@@ -161,7 +162,7 @@ pub struct Keeper {
     cleaned: Vec<String>,
     is_told_to_end: bool,
     has_taken_over: bool,
-    /// True if no daemon can go on, so that the swapped pages are lost.
+    /// True if no daemon can continue, so that the swapped pages are lost.
     is_lost: bool,
     /// Then answers for the dead daemon's devices.
     stand_in: Option<StandIn>,
@@ -178,7 +179,7 @@ impl Keeper {
         if cleaned.is_in_use {
             return Err(Failure::new(cleaned.left.join("; ")));
         }
-        // Cleaning up may have removed the folder, with the lock in it.
+        // The clean-up may have removed the folder, with the lock in it.
         let lock = match cleaned.done.is_empty() {
             true => lock,
             false => retake(lock)?,
@@ -307,10 +308,10 @@ impl Keeper {
         let start: Start = daemon.receive().map_err(cannot_start)?;
         let Start { daemon: daemon_id, serves, options, ram, kept, .. } = start;
         let take = |numbers| KeptDaemon::inherited(&numbers, process::take_inherited);
-        // An error: if the daemon is killed from now on, the swapped pages are lost.
+        // After an error, a kill of the daemon loses the swapped pages.
         let kept = kept.and_then(|numbers| take(numbers).ok());
         let mut state = LedgerState::read().map_err(cannot_start)?;
-        // There may never be two keepers, and the old one may write the list until it ends.
+        // There may never be two keepers, and the old keeper may write the list until it ends.
         if let Some(before) = state.keeper {
             while !processes::wait_for(COME_BACK, || before.is_over()) {}
             state = LedgerState::read().map_err(cannot_start)?;
@@ -384,7 +385,7 @@ impl Keeper {
         }
     }
 
-    /// With `serve` prints the trouble now; otherwise the last run is told.
+    /// With `serve` it prints the trouble now; otherwise the last run gets it.
     fn trouble(&mut self, what: String) {
         match self.state.is_serving {
             true => say!("uzswap: {what}"),
@@ -518,7 +519,7 @@ impl Keeper {
 
 /// Makes this process independent of its own device. It starts the next daemon while no page is
 /// served. So none of its memory may be swapped out, and its allocations must not wait for a page
-/// to be swapped out. Without the permission for that, it goes on without.
+/// to be swapped out. Without the permission it continues unprotected.
 fn spare() {
     process::raise_descriptor_limit();
     let _ = process::lock_memory();

@@ -17,7 +17,7 @@ pub enum Phase {
     /// The kernel could not read everything back, most likely for want of memory. It will be asked
     /// again.
     Refused,
-    /// No daemon can go on. Requests for swapped pages are answered with errors.
+    /// No daemon can continue. Requests for swapped pages get errors.
     Lost,
     /// The kernel lists no area of ours any more.
     Ending,
@@ -36,7 +36,7 @@ pub enum Act {
     MakeArea,
     /// Start a daemon.
     StartDaemon,
-    /// Kill a daemon that does not serve, so that another goes on.
+    /// Kill a daemon that does not serve, so that another can continue.
     KillDaemon,
     /// Tell the daemon to end, and kill it if it does not.
     EndDaemon,

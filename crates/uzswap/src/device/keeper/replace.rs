@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use uzswap_sys::process;
 
 impl Keeper {
-    /// Starts a daemon in place of one that died.
+    /// Starts a daemon in place of a dead one.
     pub(super) fn daemon_died(&mut self) {
         if !self.phase.may(Act::StartDaemon) {
             // The kernel swaps nothing to the daemon any more.
@@ -90,11 +90,12 @@ impl Keeper {
         Err(why)
     }
 
-    /// Starts a daemon after one that is gone or failed to take over. If that fails, the next
-    /// attempt uses our own program: the new version may be gone, or not understand the memory.
+    /// Starts a daemon after one is gone or has failed to take over. If that fails, the next
+    /// attempt uses our own program, since the new version may be gone, or not understand the
+    /// memory.
     fn start_next(&mut self) -> Result<(), Failure> {
         let Err(failure) = self.order_or_start() else { return Ok(()) };
-        // Only the keeper can start our own program if the remaining daemon runs another one.
+        // If the remaining daemon runs another program, only the keeper can start our own.
         if self.program != Path::new(OWN_PROGRAM) || self.has_dead_daemon() {
             self.bury_daemon();
             self.program = OWN_PROGRAM.into();
@@ -102,7 +103,7 @@ impl Keeper {
         Err(failure)
     }
 
-    /// Orders the remaining daemon to become the next one, or starts one.
+    /// Orders the remaining daemon to become the next daemon, or starts a daemon.
     fn order_or_start(&mut self) -> Result<(), Failure> {
         let order = Order::Become(self.program.clone());
         // An error: the daemon has died.
@@ -120,7 +121,7 @@ impl Keeper {
             Ok(()) => Tell::Replaced(daemon),
             Err(failure) => Tell::Refused(failure.to_string()),
         };
-        // Told before the wire is closed: a few bytes, to a process that waits for them.
+        // Sent before the wire is closed: a few bytes, to a process that waits for them.
         self.members[index].tell(answer);
         self.members.swap_remove(index);
         if upgraded.is_ok() {

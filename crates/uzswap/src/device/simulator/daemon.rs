@@ -1,5 +1,5 @@
-//! The modelled daemon. It asks the real phase (daemon/phase.rs) for each act, and starts another
-//! keeper when its own is gone.
+//! The modelled daemon. It asks the real phase (daemon/phase.rs) before each act, and starts
+//! another keeper when its own is gone.
 
 use super::kernel::{Heard, Message, Pid, Role, Start, Steps, WireId, World};
 use crate::device::daemon::Pauses;

@@ -14,7 +14,7 @@ use crate::device::wire::Tell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The same as the real keeper's.
+/// The value of the real keeper.
 const COME_BACK: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -513,7 +513,7 @@ impl KeeperProcess {
             }
             Task::Become(next) => self.phase.become_next(next),
             Task::Wait if self.phase == Phase::Over => {
-                // The last messages are sent only as far as that needs no waiting.
+                // The last messages are sent only if that needs no waiting.
                 world.exit(me, true);
             }
             Task::Wait => {}

@@ -35,7 +35,7 @@ pub struct Faults {
     pub parts_follow_the_list: bool,
 }
 
-/// How far a process has ended.
+/// The steps of a process's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Life {
     Alive,
@@ -82,7 +82,7 @@ pub struct Process {
     pub has_own_file: bool,
     /// True if it ended well, once it has ended.
     pub has_succeeded: bool,
-    /// The world lets it do one step in so many turns.
+    /// The number of turns in which the process does one step.
     pub slowness: u64,
     program: Option<Box<dyn Steps>>,
 }
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// Ends a process at its own wish.
+    /// Ends a process by its own exit.
     pub fn exit(&mut self, pid: Pid, has_succeeded: bool) {
         self.processes[pid].has_succeeded = has_succeeded;
         self.processes[pid].is_killed = true;
@@ -407,7 +407,7 @@ impl World {
         self.wires[wire].ends.iter().position(|end| *end == Some(me))
     }
 
-    /// `false`: the other process is gone.
+    /// `false` if the other process is gone.
     pub fn send(&mut self, wire: WireId, me: Pid, message: Message) -> bool {
         let Some(end) = self.end_of(wire, me) else { return false };
         if self.wires[wire].ends[1 - end].is_none() {
@@ -433,7 +433,7 @@ impl World {
         }
     }
 
-    /// Sends as many bytes to the second end as there is room for. Error: that process is gone.
+    /// Sends as many bytes to the second end as there is room for. Fails if that process is gone.
     pub fn send_some(&mut self, wire: WireId, bytes: &[u8]) -> io::Result<usize> {
         let wire = &mut self.wires[wire];
         if wire.ends[1].is_none() {

@@ -33,7 +33,7 @@ const WILD_STEPS: u64 = 1500;
 /// fails.
 const ANSWER_STEPS: u32 = 4000;
 
-/// Steps before stopped runs go on.
+/// Steps before stopped runs continue.
 const CALM_STEPS: u32 = 300;
 
 /// Steps within which everything must be undone.
@@ -58,7 +58,7 @@ struct History {
     /// Steps in a row in which no daemon answered.
     unanswered: u32,
     troubles: u32,
-    /// When systemd kills the keeper that was told to end.
+    /// The time at which systemd kills the keeper that it has told to end.
     stop_at: Option<Duration>,
     is_keeper_killed: bool,
 }
@@ -75,7 +75,7 @@ impl History {
         Self { world, unanswered: 0, troubles: 0, stop_at: None, is_keeper_killed: false }
     }
 
-    /// Runs the history. Error: the rule that it breaks.
+    /// Runs the history. The error is the rule that the history breaks.
     fn run(&mut self) -> Result<(), String> {
         for _ in 0..100 + self.world.below(WILD_STEPS) {
             if self.world.below(24) == 0 {

@@ -30,7 +30,7 @@ impl Steps for SwitchOn {
                 (..) => world.exit(me, false),
             };
         }
-        // All of these steps wait for a daemon, this one or the next.
+        // All of these steps wait for a daemon, the present one or the next.
         let is_served = world.is_served();
         world.processes[me].waits_for_device = !is_served;
         if !is_served && !world.has_server_to_come() {
@@ -105,7 +105,7 @@ impl Steps for ForeignOn {
 pub struct Run {
     wire: Option<WireId>,
     is_part: bool,
-    /// True if it has been told to leave, and has told the keeper.
+    /// True if the run has been told to leave, and has told the keeper.
     leaves: bool,
     line: Vec<u8>,
 }

@@ -7,7 +7,7 @@ use crate::unmended::is_mended;
 impl Maker {
     pub(super) fn fork(&mut self, place: Place, depth: usize) {
         let how = if self.one_in(3) { self.noise.below(5) } else { 0 };
-        // The C library resets its locks only in children of its own `fork`.
+        // The C library resets its locks only in children that its own `fork` makes.
         let is_plain = how == 0 || place != Main;
         let is_allowed = match how {
             1..4 => is_mended("raw fork"),
