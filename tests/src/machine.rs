@@ -85,7 +85,7 @@ fn watch_for_hangs() -> Sender<()> {
         let mut said = format!("a test has had the machine for {} minutes\n", HANGS.as_secs() / 60);
         processes.iter().for_each(|pid| said += &stand(*pid));
         let _ = std::io::stderr().write_all(said.as_bytes());
-        // An error: the process has just ended.
+        // An error means that the process has just ended.
         processes.iter().for_each(|pid| _ = process::kill(*pid, libc::SIGKILL));
         std::process::abort();
     });

@@ -51,7 +51,7 @@ pub fn own() -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Maps another arena that has room for a block; `false`: there are no addresses.
+/// Maps another arena that has room for a block; `false` if there are no addresses.
 fn add_arena(block: usize) -> bool {
     let count = ARENAS_USED.load(Relaxed);
     let Some(arena) = ARENAS.get(count) else { return false };

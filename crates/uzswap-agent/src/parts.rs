@@ -37,7 +37,7 @@ pub fn kind(call: &Call) -> Option<Long> {
     kind.then_some(Long::Stream)
 }
 
-/// Makes a call in parts. `false`: its memory cannot be read, and nothing is done.
+/// Makes a call in parts. `false` if its memory cannot be read. Nothing is done then.
 pub fn make(agent: &Agent, call: &mut Call, kind: &Long) -> bool {
     let result = match kind {
         Long::Messages => Some(messages(agent, call)),

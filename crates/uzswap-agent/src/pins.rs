@@ -216,7 +216,7 @@ pub fn poke<T: Copy>(at: u64, value: &T) -> bool {
 pub const BUFFERS_MAX: u64 = 1024;
 pub const BYTES_MAX: u64 = 0x7fff_f000;
 
-/// A buffer of a list: its address and its bytes. `None`: the list cannot be read there.
+/// A buffer of a list: its address and its bytes. `None` if the list cannot be read.
 pub fn buffer_of(list: u64, number: u64) -> Option<(u64, u64)> {
     let bytes = size_of::<libc::iovec>() as u64;
     let buffer = peek::<libc::iovec>(list.wrapping_add(number * bytes))?;
@@ -267,7 +267,7 @@ pub fn pin_vector(pins: &mut Pins<'_>, list: u64, count: u64) {
     }
 }
 
-/// Pins a message's header, its address and its control data. `None`: it cannot be read.
+/// Pins a message's header, its address and its control data. `None` if it cannot be read.
 pub fn pin_header(pins: &mut Pins<'_>, at: u64) -> Option<libc::msghdr> {
     pins.pin(at, size_of::<libc::msghdr>() as u64);
     let message = peek::<libc::msghdr>(at)?;

@@ -40,8 +40,8 @@ pub fn note() {
     }
 }
 
-/// Where a thread's list begins, 0 for none. Thread 0 is the calling one. `None`: the kernel does
-/// not say.
+/// Where a thread's list begins, 0 for none. Thread 0 is the calling one. `None` if the kernel does
+/// not report it.
 pub fn list_of(thread: i32) -> Option<u64> {
     let (mut head, mut bytes) = (0u64, 0u64);
     let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];

@@ -298,7 +298,7 @@ pub fn prepare() {
             pins.get_or_insert_with(|| Box::new(PinTable(std::array::from_fn(|_| Pins::new()))));
         std::ptr::from_ref(&**table)
     });
-    // An error: the thread is ending.
+    // This fails only while the thread ends.
     if let Ok(table) = made {
         THREAD.with(|thread| thread.table.set(table));
     }

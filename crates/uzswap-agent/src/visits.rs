@@ -72,7 +72,8 @@ fn host_of(call: &Call) -> Option<Host<'static>> {
     tree()?.host(call.arguments[0] as u32)
 }
 
-/// Makes a call. `None`: its lists cannot be read, or the kernel refuses them; nothing is done.
+/// Makes a call. `None` if its lists cannot be read, or the kernel refuses them. Nothing is done
+/// then.
 fn make(agent: Option<&Agent>, host: Option<Host<'_>>, call: &Call) -> Option<i64> {
     let [_, here, here_count, there, there_count, _] = call.arguments;
     let mut lists = agent.map(Pins::new);
@@ -200,7 +201,7 @@ impl VisitedPart<'_> {
     }
 }
 
-/// Asks a host for pages. `None`: it does not answer.
+/// Asks a host for pages. `None` if it does not answer.
 fn ask(host: Host<'_>, from: u64, bytes: u64) -> Option<Visit<'_>> {
     let name = host.name().bits();
     let is_stopped = || proc_text::is_stopped(host.name().number(), host.thread());

@@ -254,7 +254,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // An error: it has ended already.
+        // An error means that the process has ended already.
         if let Some(pid) = self.pid {
             let _ = process::kill(pid, 9);
         }
@@ -440,7 +440,7 @@ fn compiler() -> Result<Running, Failure> {
 /// Records a process, and keeps at most [`PAGES_MAX`] of its pages, from all parts of its memory.
 fn record(pid: i32, path: &Path) -> Result<(), Failure> {
     let fresh = path.with_extension("new");
-    // An error: there is no file of an interrupted run.
+    // An error means that there is no file of an interrupted run.
     let _ = fs::remove_file(&fresh);
     let mut command = Command::new(uzswap()?);
     command.args(["record", "--pid", &pid.to_string(), "--out"]).arg(&fresh);

@@ -236,7 +236,7 @@ impl Drop for Changes {
             }
         }
         if !failed {
-            // An error: there is no journal.
+            // An error means that there is no journal.
             let _ = fs::remove_file(JOURNAL);
         }
     }

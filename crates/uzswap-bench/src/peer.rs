@@ -473,8 +473,8 @@ pub fn wait(
         }
         let is_late = time_max.is_some_and(|most| began.elapsed() > most);
         if (interrupt.came() || is_late) && !told {
-            // An error: the command has just ended. `run` passes the signal on. Processes that a
-            // shell leaves are killed with its group.
+            // An error means that the command has just ended. `run` passes the signal on. Processes
+            // that a shell leaves are killed with its group.
             let _ = process::kill(child.id() as i32, signal_hook::consts::SIGTERM);
             (told, is_whole) = (true, false);
         }

@@ -128,7 +128,7 @@ pub fn run(bench: &Bench, arguments: &ProgramsArguments) -> Result<Section, Fail
     Ok(section.table(Table::new(&header, rows)))
 }
 
-/// `None`: the kernel killed the command for want of memory.
+/// `None` if the kernel killed the command for want of memory.
 fn measure(
     bench: &Bench,
     command: &[String],

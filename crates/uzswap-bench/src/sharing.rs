@@ -149,7 +149,7 @@ struct CommandGuard(Child);
 impl Drop for CommandGuard {
     fn drop(&mut self) {
         for pid in process::tree(self.0.id() as i32) {
-            // An error: the process has just ended.
+            // An error means that the process has just ended.
             let _ = process::kill(pid, signal_hook::consts::SIGKILL);
         }
         let _ = self.0.wait();
@@ -188,7 +188,7 @@ fn read(processes: &[i32]) -> Result<Shared, Failure> {
     send(signal_hook::consts::SIGSTOP);
     let mut reader = PageSizer::new()?;
     for pid in processes {
-        // An error: the process has just ended.
+        // An error means that the process has just ended.
         let _ = reader.add(*pid);
     }
     send(signal_hook::consts::SIGCONT);

@@ -164,7 +164,7 @@ fn empty_swap_cache(memory: &Mapping) -> Result<(), Failure> {
         if staying <= STAYING_PAGES_MAX {
             return Ok(());
         }
-        // An error: not all could be reclaimed, which the next check shows.
+        // An error means that the kernel could not reclaim all, which the next check shows.
         let reclaimed = group.as_ref().map(|group| group.reclaim());
         memory.page_out(0, memory.len()).context("MADV_PAGEOUT")?;
         if begin.elapsed() > EMPTY_MAX {

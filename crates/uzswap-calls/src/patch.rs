@@ -143,7 +143,7 @@ impl Patcher {
     }
 
     /// The place, as the program knows it, of a thread that makes a bare call, or has just made it:
-    /// at the replaced `syscall`, or behind it. `None`: the thread is at no bare call. Safe in a
+    /// at the replaced `syscall`, or behind it. `None` if the thread is at no bare call. Safe in a
     /// signal handler.
     pub fn site_of_bare(instruction: usize) -> Option<usize> {
         let is_bare = |at: usize| Self::resume_at(at) == Some(at.wrapping_sub(BARE) + MOV_BYTES);

@@ -156,8 +156,8 @@ struct Tables {
 }
 
 impl Tables {
-    /// The tables of a file whose code at `offset` is mapped at an address. `None`: the dynamic
-    /// linker does not load such a file, or the file does not contain its tables wholly.
+    /// The tables of a file whose code at `offset` is mapped at an address. `None` if the dynamic
+    /// linker does not load such a file, or if the file lacks a part of its tables.
     fn of_file(address: usize, file: BorrowedFd<'_>, offset: u64, file_bytes: u64) -> Option<Self> {
         const PAGE: u64 = 4096;
         let mut head = [0; 4096];

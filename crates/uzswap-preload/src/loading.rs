@@ -66,7 +66,7 @@ pub fn pause() {
     let _ = rustix::thread::nanosleep(&millisecond);
 }
 
-/// Starts a thread that loads the agent and then watches. `false`: loading had begun already.
+/// Starts a thread that loads the agent and then watches. `false` if loading had begun already.
 pub fn load_in_thread() -> bool {
     if STATE.compare_exchange(NOT_LOADED, LOADING, SeqCst, SeqCst).is_err() {
         return false;

@@ -50,7 +50,7 @@ pub enum Contents {
 /// The parts of a range that have pages. The kernel is asked for them as a caller walks through the
 /// range.
 struct Present<'a> {
-    /// `None`: there are none.
+    /// `None` if there are none.
     pagemap: Option<&'a Pagemap>,
     scanned: Scanned,
     end: usize,

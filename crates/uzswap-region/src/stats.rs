@@ -47,7 +47,7 @@ impl Stats {
         self.values.iter().copied()
     }
 
-    /// The value of a name; `None`: there is no such name.
+    /// The value of a name; `None` if there is no such name.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.values.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
     }

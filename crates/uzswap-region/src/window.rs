@@ -352,7 +352,7 @@ impl Pager {
         }
     }
 
-    /// The activity at the store in another machine's memory; `None`: there is no store.
+    /// The activity at the store in another machine's memory; `None` if there is no store.
     pub fn remote(&self) -> Option<Remote> {
         let cache = &self.inner().cache;
         let times = cache.remote_read_times()?.by_power().counts;

@@ -121,7 +121,8 @@ impl Nodes {
         found.filter(|_| done == 0).unwrap_or(node)
     }
 
-    /// Nodes with memory at present. `None`: the kernel does not tell, or they are for tests.
+    /// Nodes with memory at present. `None` if the kernel does not report them, or if the nodes are
+    /// for tests.
     pub fn with_memory(&self) -> Option<Vec<usize>> {
         let read = || fs::read_to_string(format!("{FOLDER}/has_memory")).ok();
         self.is_real.then(read).flatten().map(|text| parse_list(&text))

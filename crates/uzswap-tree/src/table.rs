@@ -198,7 +198,7 @@ impl Table {
         noted.collect()
     }
 
-    /// Keeps a setting for the processes that will be started. `false`: the value is too long.
+    /// Keeps a setting for the processes that will be started. `false` if the value is too long.
     pub fn set(&self, setting: Setting, value: &[u8]) -> bool {
         self.settings[setting as usize].write(&[value])
     }
@@ -210,7 +210,7 @@ impl Table {
     }
 
     /// Asks a process of the tree to bring all of its pages in, and to keep them in memory while
-    /// the caller lives. `false`: there is no such process.
+    /// the caller lives. `false` if there is no such process.
     pub fn want_whole(&self, process: u32) -> bool {
         let slot = self.slot_of(process);
         slot.inspect(|slot| {
@@ -220,7 +220,7 @@ impl Table {
         slot.is_some()
     }
 
-    /// The answer of that process; `None`: it has not answered yet.
+    /// The answer of that process; `None` if it has not answered yet.
     pub fn is_whole(&self, process: u32) -> Option<bool> {
         let slot = self.slot_of(process)?;
         match slot.answer.load(Acquire) {

@@ -169,7 +169,7 @@ fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
     let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "16"]);
     assert!(wait_for(|| limited.group.usage().current > 290 * MIB));
     let group = folder.display().to_string();
-    // An error: the value is "max".
+    // An error means that the value is "max".
     let bytes = || limit(&folder).parse::<u64>().unwrap_or(u64::MAX);
     let before = bytes();
     let mut attach = uzswap(&["attach", "--cgroup", &group, "--memory", "48M", "--quiet"])

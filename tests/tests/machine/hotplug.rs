@@ -106,7 +106,7 @@ fn pages_in(process: i32, frames: &[Range<u64>]) -> usize {
         let mut words = vec![0; 8 << 16];
         while left > 0 {
             let now = left.min(1 << 16) as usize;
-            // An error: the mapping is gone.
+            // An error means that the mapping is gone.
             let Ok(()) = pagemap.read_exact(&mut words[..now * 8]) else { break };
             let (entries, _) = words[..now * 8].as_chunks::<8>();
             let frame = |entry: &[u8; 8]| u64::from_ne_bytes(*entry);

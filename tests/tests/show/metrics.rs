@@ -295,7 +295,7 @@ fn many_connections_neither_end_the_exporter_nor_make_it_large() {
     let connect = |_| {
         let mut stream = TcpStream::connect(&address).unwrap();
         stream.set_nonblocking(true).unwrap();
-        // An error: the client sends as much as the exporter accepts.
+        // An error means that the exporter accepts no more.
         let _ = stream.write(header.as_bytes());
         stream
     };

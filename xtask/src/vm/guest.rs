@@ -153,7 +153,7 @@ fn attempt(lab: &Lab, machine: &Machine, job: &Job) -> Result<GuestOutcome> {
         is_done: reader.is_done,
         folder: folder.clone(),
     };
-    // An error: the file stays, which is harmless.
+    // After an error the file stays, which is harmless.
     let _ = fs::remove_file(&initramfs);
     if outcome.passed() {
         let _ = fs::remove_dir_all(&folder);

@@ -100,7 +100,7 @@ pub trait Backing: Send + Sync {
     }
 
     /// Reads another copy, after [`Self::read`] has returned bytes other than those written.
-    /// `None`: there is no other copy.
+    /// `None` if there is no other copy.
     fn read_other(&self, _offset: u64, _out: &mut [u8]) -> Option<io::Result<()>> {
         None
     }

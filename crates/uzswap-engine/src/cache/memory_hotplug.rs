@@ -203,7 +203,7 @@ impl Cache {
         }
     }
 
-    /// Writes pages back until `bytes` are free in sections that stay; `false`: no page could be
+    /// Writes pages back until `bytes` are free in sections that stay; `false` if no page could be
     /// written.
     fn make_way(&self, bytes: usize) -> bool {
         let before = self.pool.bytes();

@@ -333,7 +333,7 @@ impl Cache {
     }
 
     /// Makes a unit of the first candidates, or finds that they gain too little. Returns their
-    /// number. Candidates that did not fit stay for the next unit. `None`: the pool is full.
+    /// number. Candidates that did not fit stay for the next unit. `None` if the pool is full.
     fn make_unit(&self, recompressor: &mut Recompressor) -> Option<usize> {
         let work = recompressor.work.as_mut()?;
         let keys: [u32; UNIT_PAGES] = std::array::from_fn(|i| work.candidates[i].key.0);

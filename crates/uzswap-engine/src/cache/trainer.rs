@@ -208,7 +208,7 @@ impl Cache {
         [DictionaryBytes, DictionaryPlainBytes].map(|counter| self.counters.get(counter))
     }
 
-    /// Copies of recently stored pages that are in the pool; `None`: no memory for them.
+    /// Copies of recently stored pages that are in the pool; `None` without memory for them.
     fn samples(&self) -> Option<Vec<Page>> {
         let mut samples = Vec::new();
         samples.try_reserve_exact(SAMPLES).ok()?;

@@ -49,7 +49,7 @@ pub(crate) struct Writeback {
 }
 
 impl Writeback {
-    /// `None`: there is no backing.
+    /// `None` if there is no backing.
     pub(crate) fn new(config: Option<&Config>) -> io::Result<Self> {
         let writer = config.map_or_else(
             || Ok(SegmentWriter::idle()),

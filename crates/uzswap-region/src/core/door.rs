@@ -74,7 +74,7 @@ pub(crate) trait Door: Send + Sync {
     /// Returns the number of moved pages, and `false` if the next page has to stay.
     fn move_out(&self, pager: &Inner, victims: &[Taken], frame: usize) -> (usize, bool);
 
-    /// Moves a page back from its frame; `false`: the caller must copy it in.
+    /// Moves a page back from its frame; `false` if the caller must copy it in.
     fn move_back(&self, _pager: &Inner, _space: &Space, _page: u32, _frame: usize) -> bool {
         false
     }

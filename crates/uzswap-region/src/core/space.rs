@@ -188,7 +188,7 @@ impl Space {
         (UNIT - page % UNIT) as usize + more * UNIT as usize
     }
 
-    /// The keys of the units of a page's block, of a window. `None`: the page has no word of its
+    /// The keys of the units of a page's block, of a window. `None` if the page has no word of its
     /// own.
     pub(crate) fn units(&self, page: u32) -> Option<[Option<u32>; UNITS]> {
         let keys = self.words.keys(page)?;

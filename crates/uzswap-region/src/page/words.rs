@@ -164,7 +164,7 @@ impl Words {
         self.slot(marks + (at / MARKS) as usize).fetch_or(1 << (at % MARKS), Relaxed);
     }
 
-    /// Where the marks of a top word's group begin. `None`: it is not divided.
+    /// Where the marks of a top word's group begin. `None` if it is not divided.
     fn marks_below(&self, top: u32) -> Option<usize> {
         let word = look_at(self.slot(top as usize));
         Some(self.group(word.group()?) + FAN as usize)
@@ -226,15 +226,15 @@ impl Words {
         self.slot(self.group(group) + at)
     }
 
-    /// For each unit of a page's block, the number of its keys plus 1, or 0. `None`: the page has
+    /// For each unit of a page's block, the number of its keys plus 1, or 0. `None` if the page has
     /// no word of its own.
     pub(crate) fn keys(&self, page: u32) -> Option<[&AtomicU32; UNITS]> {
         let keys = self.own_words(page / BLOCK * BLOCK)? + FAN as usize;
         Some(std::array::from_fn(|unit| self.slot(keys + unit)))
     }
 
-    /// The index of a page's own word; its block's later words follow. `None`: the page has no word
-    /// of its own.
+    /// The index of a page's own word; its block's later words follow. `None` if the page has no
+    /// word of its own.
     fn own_words(&self, page: u32) -> Option<usize> {
         assert!(page < self.pages);
         let top = look_at(self.slot((page >> TOP_BITS) as usize));

@@ -135,7 +135,7 @@ impl Shared {
         ended
     }
 
-    /// Passes a command and its reply on. `false`: the connection was cut.
+    /// Passes a command and its reply on. `false` if the connection was cut.
     fn pass(
         &self,
         parts: &[Vec<u8>],

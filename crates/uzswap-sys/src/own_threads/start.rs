@@ -34,7 +34,7 @@ struct PooledStack {
     user: AtomicU64,
     /// Above its guard page.
     start: AtomicUsize,
-    /// 0: nothing is mapped yet.
+    /// 0 before a stack is mapped.
     bytes: AtomicUsize,
     /// The thread, if no other thread joins it; 0 if another thread does, or if it is being
     /// started.

@@ -100,7 +100,7 @@ impl LogFile {
 
 impl Drop for LogFile {
     fn drop(&mut self) {
-        // An error: somebody has removed the file.
+        // An error means that the file was removed already.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -58,7 +58,7 @@ impl Attachment {
         let is_over = |(_, child): &mut (i32, Child)| matches!(child.try_wait(), Ok(Some(_)));
         let (pid, mut child) = self.attached.extract_if(.., is_over).next()?;
         let mut said = String::new();
-        // An error: its message cannot be read or shown.
+        // An error means that its message cannot be read or shown.
         child.stderr.take()?.read_to_string(&mut said).ok();
         let last = said.lines().last().unwrap_or("it has ended");
         Some(format!("process {pid}: {}", last.trim_start_matches("uzswap: ")))
@@ -77,7 +77,7 @@ fn start(pid: i32, memory: &str) -> std::io::Result<Child> {
 impl Drop for Attachment {
     fn drop(&mut self) {
         for (_, child) in &mut self.attached {
-            // An error: the process has ended.
+            // An error means that the process has ended.
             let _ = process::kill(child.id() as i32, libc::SIGTERM);
             let _ = child.wait();
         }

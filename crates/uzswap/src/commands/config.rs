@@ -49,7 +49,7 @@ impl Setting {
         wrong(&self.file, self.line, why)
     }
 
-    /// The option on a command line. `None`: a switch that stays off.
+    /// The option on a command line. `None` for a switch that stays off.
     fn argument(&self) -> Option<String> {
         match (self.value.as_str(), is_switch(&self.name)) {
             ("true", true) => Some(format!("--{}", self.name)),

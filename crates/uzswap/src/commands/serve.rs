@@ -40,7 +40,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
         say!("uzswap: the kernel's zswap is switched off while this serves");
     }
     let (device, folder) = (keeper.devices().join(", "), folder::mount());
-    // An error: systemd is not there, or does not wait for this.
+    // An error means that systemd does not run, or does not wait for this.
     let _ =
         sd_notify::notify(&[NotifyState::Status(&format!("serving {device}")), NotifyState::Ready]);
     show!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());

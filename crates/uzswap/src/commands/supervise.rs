@@ -65,7 +65,7 @@ impl Interrupts {
             return true;
         }
         if !from_terminal {
-            // An error: the command has just ended.
+            // An error means that the command has just ended.
             let _ = process::kill(pid, signal);
         }
         false

@@ -76,7 +76,7 @@ fn swapped() -> Vec<(u64, i32, String)> {
     let mut all: Vec<_> = entries
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
-            // An error: the process has ended.
+            // An error means that the process has ended.
             let text = fs::read_to_string(entry.path().join("status")).ok()?;
             let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
             let kib: u64 = field("VmSwap:")?.split_whitespace().next()?.parse().ok()?;
@@ -181,7 +181,7 @@ impl View {
     /// Writes to a control file.
     fn change(&mut self, key: KeyCode) {
         let read = |file: &str| {
-            // An error: the cache is gone. The write reports it.
+            // An error means that the cache is gone. The write reports it.
             let text = fs::read_to_string(folder::mount().join(file)).unwrap_or_default();
             text.trim().to_owned()
         };

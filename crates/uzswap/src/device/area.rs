@@ -32,7 +32,7 @@ pub fn make() -> Result<(), Failure> {
         Ok(()) => AreaReport::On,
         Err(error) => AreaReport::Failed(error.to_string()),
     };
-    // An error: the keeper is gone. The next keeper reads the kernel's list.
+    // An error means that the keeper is gone. The next keeper reads the kernel's list.
     let _ = wire.send(&report);
     Ok(())
 }

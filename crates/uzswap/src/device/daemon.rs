@@ -97,7 +97,7 @@ pub fn daemon(arguments: &InheritArguments) -> Result<(), Failure> {
         Err(failure) => DaemonReport::Failed(failure.to_string()),
     };
     start.serves = service.is_ok();
-    // An error: the keeper is gone. The loop below notices that.
+    // An error means that the keeper is gone. The loop below notices that.
     let _ = wire.send(&report);
     let mut pauses = Pauses::default();
     while phase != Phase::Ending {
@@ -153,7 +153,7 @@ fn become_another(program: &Path, wire: &mut Wire, arguments: &InheritArguments,
     };
     let (Ok(error) | Err(error)) = execute();
     let why = format!("cannot execute {}: {error}", program.display());
-    // An error: the keeper is gone. The main loop notices that.
+    // An error means that the keeper is gone. The main loop notices that.
     let _ = wire.send(&DaemonReport::Failed(why));
 }
 
@@ -190,7 +190,8 @@ fn prepare() -> Vec<String> {
             notes.push(format!("{what}: {error}"));
         }
     };
-    // An error: a shell with job control has made it the leader of a group, which does as well.
+    // It fails if a shell with job control has made this process the leader of a group, which
+    // serves as well.
     let _ = process::leave_session();
     note("memory may be dumped", process::set_undumpable());
     note("not spared when memory runs out", process::spare_from_oom());

@@ -52,7 +52,7 @@ pub fn for_command(pid: u32, child: i32) -> Result<GroupChange, Failure> {
     match place.group().enter(child) {
         Ok(()) => Ok(place),
         Err(error) => {
-            // An error: the empty group stays.
+            // After an error the empty group stays.
             let _ = place.remove();
             Err(cannot_make(&own, &error))
         }
@@ -106,7 +106,7 @@ fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
     };
     let processes = Group::at(own.version(), own.path().to_owned()).direct_processes();
     for pid in processes {
-        // An error: the process has just ended, or is a kernel thread.
+        // An error means that the process has just ended, or is a kernel thread.
         let _ = rest.enter(pid);
     }
     let moved = Some((rest.path().to_owned(), own.path().to_owned()));
@@ -115,7 +115,7 @@ fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
         Err(error) => {
             let folder = own.path().join(name);
             let back = GroupChange { folder, is_v2: true, moved, ..GroupChange::default() };
-            // An error: the processes stay there, which does no harm.
+            // After an error the processes stay there, which does no harm.
             let _ = back.remove();
             Err(cannot(error))
         }

@@ -78,7 +78,7 @@ impl GroupChange {
                 (Group::at(Version::V2, to.clone()), Group::at(Version::V2, from.clone()));
             from.keep_memory_back()?;
             for pid in to.processes() {
-                // An error: the process has just ended.
+                // An error means that the process has just ended.
                 let _ = from.enter(pid);
             }
             to.remove()?;
@@ -92,7 +92,7 @@ impl GroupChange {
         if let Some(parent) = group.parent() {
             parent.enter(std::process::id() as i32)?;
             for pid in group.processes() {
-                // An error: the process has just ended.
+                // An error means that the process has just ended.
                 let _ = parent.enter(pid);
             }
         }

@@ -219,7 +219,7 @@ impl LedgerState {
                 Undo::Detach => self.detach(&mut troubles),
                 Undo::Restore => self.restore(&mut troubles),
                 Undo::Remove => {
-                    // An error: the folder is not empty, or gone.
+                    // An error means that the folder is not empty, or gone.
                     let _ = fs::remove_dir(mount());
                     let _ = fs::remove_dir_all(FOLDER);
                 }

@@ -100,7 +100,7 @@ impl Membership {
 
     /// Tells the keeper the command's group. The command may begin only after this.
     pub fn place(&mut self, place: &GroupChange, events: &Events) -> Result<(), Failure> {
-        // An error: the keeper is gone, which the events report.
+        // An error means that the keeper is gone, which the events report.
         let _ = self.wire.send(&Ask::Place(place.clone()));
         loop {
             match events.receiver.recv() {
@@ -167,7 +167,7 @@ impl Membership {
         if self.is_gone {
             return Vec::new();
         }
-        // An error: the keeper is gone, and has ended the command.
+        // An error means that the keeper is gone, and has ended the command.
         let _ = self.wire.send(&Ask::Leave);
         let mut lost = Vec::new();
         loop {
@@ -177,7 +177,7 @@ impl Membership {
                 Ok(Event::Told(Tell::Left { is_over, mut troubles })) => {
                     troubles.splice(0..0, lost);
                     if let (Some(mut keeper), true) = (self.keeper.take(), is_over) {
-                        // An error: the process is not our child.
+                        // An error means that the process is not our child.
                         let _ = keeper.wait();
                     }
                     return troubles;

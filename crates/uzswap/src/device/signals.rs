@@ -46,7 +46,7 @@ impl Events {
         std::thread::spawn(move || {
             for origin in signals.forever() {
                 let from_terminal = matches!(origin.cause, Cause::Kernel);
-                // An error: the main thread is ending.
+                // An error means that the main thread is ending.
                 let _ = to.send(Event::Signal { signal: origin.signal, from_terminal });
             }
         });

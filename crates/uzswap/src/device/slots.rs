@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Takes as many slots as the keeper orders.
 pub fn hold() -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new(format!("hold-slots: {error}"));
-    // An error: the kernel lacks the call. exec has closed the descriptors.
+    // An error means that the kernel lacks the call. exec has closed the descriptors.
     let _ = process::close_inherited(None);
     // With its parent's mark, its pages could not be swapped out.
     let _ = process::set_io_flusher(false);
@@ -45,7 +45,7 @@ pub fn hold() -> Result<(), Failure> {
             true
         };
         if ballast.bytes() != bytes {
-            // An error: the keeper is gone. The next read notices that.
+            // An error means that the keeper is gone. The next read notices that.
             let _ = wire.send(&ballast.bytes());
         }
         let wait = match (wanted > ballast.bytes(), is_done) {
@@ -119,7 +119,8 @@ impl Holder {
             return false;
         }
         self.started = Some(Instant::now());
-        // An error: most likely there is no memory for a process. A later call tries again.
+        // An error most likely means that there is no memory for a process. A later call tries
+        // again.
         let started = Wire::pair().and_then(|(wire, theirs)| {
             let mut command = Command::new(OWN_PROGRAM);
             command.arg0("@uzswap").arg("hold-slots").stdin(theirs);

@@ -240,12 +240,12 @@ impl Suspendable for InGroup {
     }
 
     fn suspend(&self, pid: i32) -> bool {
-        // An error: the process is gone, or in a group of its own.
+        // An error means that the process is gone, or in a group of its own.
         self.freezer.suspend(pid).is_ok()
     }
 
     fn resume(&self, pid: i32) {
-        // An error: the process is gone.
+        // An error means that the process is gone.
         let _ = self.freezer.resume(pid);
     }
 

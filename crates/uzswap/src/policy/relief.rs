@@ -77,7 +77,7 @@ impl<G: Limited> Relief<G> {
     pub fn set_limit(&mut self, bytes: u64) {
         self.limit = bytes;
         if self.steps == 0 {
-            // An error: the kernel cannot swap out so much now. A later call tries again.
+            // An error means that the kernel cannot swap out so much now. A later call tries again.
             let _ = self.group.limit(bytes);
         }
     }
@@ -93,7 +93,7 @@ impl<G: Limited> Relief<G> {
             }
         } else if self.steps > 0 {
             self.calm += 1;
-            // An error: the group is above the limit. The next look tries again.
+            // An error means that the group is above the limit. The next look tries again.
             if self.calm >= CALM_LOOKS && self.group.limit(self.limit).is_ok() {
                 let _ = self.group.suspend_oom_killer(true);
                 self.steps = 0;

@@ -155,7 +155,7 @@ impl SqueezeGroup {
             group.refuse_zswap();
         }
         let limit = group.usage().current.max(goal);
-        // An error: the value is "max".
+        // An error means that the value is "max".
         let most = before.first().and_then(|(_, value)| value.parse().ok()).unwrap_or(u64::MAX);
         let relief = Relief::new(Borrowed { group: group.clone(), most }, limit);
         Ok(Self { group: group.clone(), relief, goal, limit })
@@ -218,7 +218,7 @@ impl SqueezeProcess {
                 for start in range.clone().step_by(CHUNK_BYTES) {
                     let end = range.end.min(start + CHUNK_BYTES);
                     let before = process::anonymous_bytes(pid).unwrap_or(0);
-                    // An error: the range is locked or unmapped, or the process is gone.
+                    // An error means that the range is locked or unmapped, or the process is gone.
                     let _ = process::page_out(pid, start..end);
                     let after = process::anonymous_bytes(pid).unwrap_or(0);
                     left = left.saturating_sub(before.saturating_sub(after));

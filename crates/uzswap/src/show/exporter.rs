@@ -91,7 +91,8 @@ impl Exporter {
             return;
         }
         self.since = Instant::now();
-        // An error: most likely there is no memory for a process. A later call tries again.
+        // An error most likely means that there is no memory for a process. A later call tries
+        // again.
         if let Ok((wire, child)) = spawn(&self.address) {
             (self.wire, self.child) = (Some(wire), child);
         }
@@ -120,10 +121,10 @@ fn spawn(address: &str) -> io::Result<(Wire, Child)> {
 impl Drop for Exporter {
     fn drop(&mut self) {
         self.wire = None;
-        // An error: it has been reaped.
+        // An error means that the process was reaped already.
         let _ = self.child.wait();
         if fs::read_to_string(note()).is_ok_and(|address| address == self.address) {
-            // An error: the file went with its folder.
+            // An error means that the file was removed with its folder.
             let _ = fs::remove_file(note());
         }
     }
@@ -135,7 +136,7 @@ pub fn exporter(address: &Address) -> Result<(), Failure> {
     // An error means that the keeper that started it is not spared from the OOM killer either.
     let _ = uzswap_sys::process::do_not_spare_from_oom();
     serve(address, |bound| {
-        // An error: the parent is gone, which the thread below notices.
+        // An error means that the parent is gone, which the thread below notices.
         let _ = wire.send(&bound);
         // On failure, the file at the path belongs to another process.
         if bound.is_err() {
@@ -293,7 +294,7 @@ fn answer(
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(HEADER_BYTES_MAX);
         let connection = http.serve_connection(TokioIo::new(stream), service);
-        // An error: the client is gone, speaks no HTTP, or takes too long.
+        // An error means that the client is gone, speaks no HTTP, or takes too long.
         let _ = tokio::time::timeout(CONNECTED, connection).await;
     })
 }

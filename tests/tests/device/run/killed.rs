@@ -88,7 +88,7 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
     // From now on no daemon can get the memory that it needs.
     let limit = |role: &str, bytes: &str| {
         let (pid, bytes) = (process_of(role).to_string(), format!("--as={bytes}"));
-        // An error: the process has just ended.
+        // An error means that the process has just ended.
         let _ = Command::new("prlimit").args(["--pid", &pid, &bytes]).status().unwrap();
     };
     limit("keeper", "200000000:");
@@ -209,7 +209,7 @@ fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(noise.below(60)));
-        // An error: the keeper has ended, as it does after an upgrade.
+        // An error means that the keeper has ended, as it does after an upgrade.
         let _ = uzswap_sys::process::kill(keeper, libc::SIGKILL);
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
         // The upgrade may succeed or fail here.

@@ -114,7 +114,7 @@ impl Rig {
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
-            // An error: no process of the group is left.
+            // An error means that no process of the group is left.
             let _ = kill_process_group(group, Signal::KILL);
             if status.is_none() {
                 child.wait().unwrap();

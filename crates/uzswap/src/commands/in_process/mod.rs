@@ -52,7 +52,7 @@ const AGENT: &str = "libuzswap_agent.so";
 /// The variable that names the means to begin with, for tests and measurements.
 const MEANS: &str = "UZSWAP_MEANS";
 
-/// Checks the processor. Error: the reason, and the remedy.
+/// Checks the processor. The error has the reason and the remedy.
 pub fn processor() -> Result<(), String> {
     if cfg!(target_arch = "x86_64") {
         return Ok(());
@@ -64,7 +64,8 @@ pub fn processor() -> Result<(), String> {
     ))
 }
 
-/// The means by which pages leave on this machine. Error: the reason, and the fate of the command.
+/// The means by which pages leave on this machine. The error has the reason, and the fate of the
+/// command.
 pub fn check() -> Result<Means, String> {
     processor()?;
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
@@ -91,8 +92,8 @@ fn slower(means: Means) -> Option<&'static str> {
     }
 }
 
-/// The file that the command's processes share. Error: the reason why they run without one, and the
-/// remedy.
+/// The file that the command's processes share. The error has the reason why they run without such
+/// a file, and the remedy.
 fn prepare(arguments: &RunArguments, program: &Path, library: &Path) -> Result<TreeFile, String> {
     let unmanaged = executable::why_unmanaged(program);
     if let Some(one) = unmanaged {
@@ -354,7 +355,7 @@ impl Peak {
     }
 }
 
-/// Writes the settings of a run into the file that its processes share. Error: a setting is too
+/// Writes the settings of a run into the file that its processes share. Fails if a setting is too
 /// long.
 fn keep_settings(
     arguments: &RunArguments,
@@ -474,7 +475,7 @@ fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Fa
 const PARTS: u64 = 32;
 
 /// The path of the library, which must have the agent beside it: next to this program, or where
-/// packages put it. Error: the places that were tried, and the remedy.
+/// packages put it. The error has the places that were tried, and the remedy.
 pub fn library() -> Result<PathBuf, String> {
     let own = env::current_exe().unwrap_or_default();
     let folder = own.parent().unwrap_or(Path::new("/"));
@@ -540,7 +541,7 @@ impl CommandWatch {
                     // A suspended process would not handle the signal.
                     self.end_load_control();
                     if interrupts.pass_on(pid, signal, from_terminal) {
-                        // An error: the process has just ended.
+                        // An error means that the process has just ended.
                         process::tree(pid).into_iter().for_each(|one| {
                             let _ = process::kill(one, libc::SIGKILL);
                         });

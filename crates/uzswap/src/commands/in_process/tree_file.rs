@@ -55,7 +55,7 @@ fn remove_stale() {
             Err(_) => !is_abandoned(&path),
         };
         if !is_used && !is_locked(&path) {
-            // An error: the file is another user's, or another process has removed it.
+            // An error means that the file is another user's, or another process has removed it.
             let _ = fs::remove_file(path);
         }
     }
@@ -105,7 +105,7 @@ impl TreeFile {
 
 impl Drop for TreeFile {
     fn drop(&mut self) {
-        // An error: somebody has removed the file.
+        // An error means that the file was removed already.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -52,7 +52,7 @@ impl Keeper {
         // no area beside this one.
         self.state.area_maker = ProcessId::of(child.id());
         self.save()?;
-        // An error: the process has ended, as its wire will show.
+        // An error means that the process has ended, as its wire will show.
         let _ = wire.send(&AreaOrder::Make(offer, part.clone()));
         self.maker = Some(Maker { wire, child, part, daemon: self.state.daemon });
         Ok(())
@@ -110,7 +110,7 @@ impl Keeper {
     /// Tells the daemon the areas that the kernel swaps to.
     pub(super) fn tell_devices(&mut self) {
         let devices = self.state.devices().cloned().collect();
-        // An error: the daemon has died. The next one is told at its start.
+        // An error means that the daemon has died. The next one is told at its start.
         let _ = self.daemon.as_mut().map(|daemon| daemon.send(&Order::Settle(devices)));
     }
 
@@ -169,7 +169,7 @@ impl Keeper {
         let state = match child.try_wait() {
             Ok(None) => return SwitchOff::UnderWay,
             Ok(Some(status)) if status.success() => SwitchOff::Done,
-            // An error: the process is not our child.
+            // An error means that the process is not our child.
             Ok(Some(_)) | Err(_) => SwitchOff::Failed,
         };
         self.off = None;
@@ -226,7 +226,7 @@ impl Keeper {
         let has_daemon = wire.is_some();
         let mut end_daemon = || {
             phase.require(Act::EndDaemon);
-            // An error: the daemon is gone.
+            // An error means that the daemon is gone.
             let _ = wire.as_mut().map(|wire| wire.send(&Order::End));
             let is_over = || daemon.is_none_or(|daemon| daemon.is_over());
             let is_gone = || daemon.is_none_or(|daemon| process::is_gone(daemon.pid));

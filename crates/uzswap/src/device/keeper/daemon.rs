@@ -57,7 +57,7 @@ impl Keeper {
         if !self.room.is_due(self.space.pause()) {
             return;
         }
-        // An error: the daemon has died. The next one will be asked.
+        // An error means that the daemon has died. The next one will be asked.
         if self.daemon.as_mut().is_some_and(|daemon| daemon.send(&Order::TellRoom).is_ok()) {
             self.room.asked();
         }

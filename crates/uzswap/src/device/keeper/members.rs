@@ -41,7 +41,7 @@ impl Outbox {
     }
 
     /// Sends as much as is possible without waiting. `some` sends bytes and returns the number of
-    /// bytes that it sent. An error: the member is gone, as its wire will show.
+    /// bytes that it sent. An error means that the member is gone, as its wire will show.
     pub fn send(&mut self, mut some: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         loop {
             if self.rest.is_empty() {
@@ -74,7 +74,7 @@ impl Member {
     }
 
     pub fn tell_what_waits(&mut self) {
-        // An error: the member is gone, which the next look at its wire shows.
+        // An error means that the member is gone, which the next look at its wire shows.
         if self.outbox.send(|bytes| self.wire.send_some(bytes)).is_err() {
             self.outbox = Outbox::default();
         }

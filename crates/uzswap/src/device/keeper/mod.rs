@@ -456,7 +456,7 @@ impl Keeper {
 
     /// The periodic work.
     fn tick(&mut self) {
-        // An error: the process is not our child.
+        // An error means that the process is not our child.
         self.buried.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         self.look_for_orphans();
         if self.daemon.is_some() && self.state.daemon.is_some_and(|daemon| daemon.is_ending()) {
@@ -489,7 +489,7 @@ impl Keeper {
     fn serve(&mut self) {
         self.ask_for_room();
         let Some(room) = self.room.take_new() else { return };
-        // An error: the kernel's list cannot be read now.
+        // If the kernel's list cannot be read now, the next call tries again.
         let Ok(areas) = self.state.areas_on() else { return };
         if let Some(is_full) = self.space.look(&areas, room.bytes) {
             self.tell_all(&Tell::Full(is_full == Full::Yes));

@@ -63,7 +63,7 @@ impl Keeper {
         // and start another keeper.
         let _wire = self.daemon.take();
         if let Some(daemon) = self.state.daemon.filter(|daemon| !daemon.is_over()) {
-            // An error: the daemon has just died.
+            // An error means that the daemon has just died.
             let _ = process::kill(daemon.pid, libc::SIGKILL);
             // However long this takes: the daemon may be reading the disk into memory that outlives
             // it.
@@ -106,7 +106,7 @@ impl Keeper {
     /// Orders the remaining daemon to become the next daemon, or starts a daemon.
     fn order_or_start(&mut self) -> Result<(), Failure> {
         let order = Order::Become(self.program.clone());
-        // An error: the daemon has died.
+        // An error means that the daemon has died.
         let is_told = self.daemon.as_mut().is_some_and(|daemon| daemon.send(&order).is_ok());
         if is_told { self.await_daemon().map(drop) } else { self.start_daemon() }
     }

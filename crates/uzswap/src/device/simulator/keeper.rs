@@ -433,7 +433,7 @@ impl KeeperProcess {
     fn tell_all(&mut self, what: &Tell, world: &mut World) {
         for member in &mut self.members {
             member.outbox.put(what.clone());
-            // An error: the member is gone, as its wire shows.
+            // An error means that the member is gone, as its wire shows.
             let _ = member.outbox.send(|bytes| world.send_some(member.wire, bytes));
         }
     }
