@@ -20,7 +20,7 @@ const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 const SHORT_DIVISOR: u64 = 50;
 /// or less than this share, and programs stand still for want of memory for this percentage of
 /// time. The percentage alone is not enough: a program in a group with a limit stands still for its
-/// own pages, which this very pool holds. very pool holds.
+/// own pages, which this very pool holds.
 const SCARCE_DIVISOR: u64 = 10;
 const STANDS_STILL_PERCENT: f64 = 10.0;
 

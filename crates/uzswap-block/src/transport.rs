@@ -46,7 +46,7 @@ impl FromStr for TransportKind {
 }
 
 impl TransportKind {
-    /// Checks if this machine has what the transport needs. An error names the missing part.
+    /// Checks if this machine has all that the transport needs. An error names the missing part.
     pub fn check(self) -> io::Result<()> {
         match self {
             Self::Fuse => uzswap_sys::fuse::open().map(drop).and_then(|()| loopdev::check()),

@@ -120,8 +120,8 @@ impl BeforeFork {
     }
 
     /// Makes the pager the child's own, with descriptors of its own. The pager has threads again
-    /// after [`Pager::after_fork`]. If the child cannot get those descriptors, because `/proc` is
-    /// closed to it or a filter forbids userfaultfd, this brings all pages in, gives them to the
+    /// after [`Pager::after_fork`]. The child cannot get those descriptors if `/proc` is closed to
+    /// it, or if a filter forbids userfaultfd. Then this brings all pages in, gives them to the
     /// program, and returns the reason. May be called as soon as the kernel has made the child.
     ///
     /// Fails if an absent page cannot be brought in. The child must not continue then.

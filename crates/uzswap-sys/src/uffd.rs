@@ -200,8 +200,8 @@ impl Uffd {
     /// something else refers to (a direct transfer, a forked process). It is `ENOENT` for an absent
     /// page, and `EEXIST` for a page that is at `to` already.
     ///
-    /// Since 6.18 the kernel loses count of pages. If a page changes during the move (it is being
-    /// migrated, or is accessed for the first time since the kernel's last check), the kernel
+    /// Since 6.18 the kernel loses count of pages. A page may change during the move: it is being
+    /// migrated, or is accessed for the first time since the kernel's last check. Then the kernel
     /// starts again and moves the page. It then takes its own earlier `EAGAIN` for the outcome,
     /// starts once more, and answers `EEXIST`. This function counts such pages by checking both
     /// places.
