@@ -32,8 +32,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
 }
 
-/// Links the compiler's unwinder statically. Rust would ask for a shared library, which programs in
-/// C do not load: a tenth of a millisecond for each.
+/// Links the compiler's unwinder statically. Rust would ask for a shared library that programs in C
+/// do not load, which takes a tenth of a millisecond in each.
 fn link_unwinder() {
     let Some(folder) = env::var_os("OUT_DIR").map(PathBuf::from) else { return };
     // The file that the linker finds in place of the library.

@@ -76,7 +76,7 @@ impl Pager {
         py.detach(|| builder.build()).map(Self).map_err(raise)
     }
 
-    /// A region of at least this many bytes, all zeros. It needs no numpy.
+    /// A region of at least this many bytes, all zeros. This does not need numpy.
     fn map(&self, py: Python<'_>, nbytes: usize) -> PyResult<Region> {
         let region = py.detach(|| self.0.map(nbytes)).map_err(raise)?;
         Ok(Region { region, nbytes })

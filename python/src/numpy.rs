@@ -194,7 +194,7 @@ unsafe extern "C" fn realloc(
     if !new.is_null() {
         // SAFETY: both blocks are at least this long, and they are apart.
         unsafe { ptr::copy_nonoverlapping(block.cast::<u8>(), new.cast(), held.min(bytes)) };
-        // SAFETY: the block is `realloc`'s to free; nothing looks at it any more.
+        // SAFETY: `realloc` may free the block, and no code uses it any more.
         unsafe { free(raw, block, held) };
     }
     new

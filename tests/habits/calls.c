@@ -174,7 +174,7 @@ static int closed_wholesale(void) {
     return 0;
 }
 
-// Reads a file into lists of buffers, 24 MiB in all, that are out.
+// Reads a file into lists of absent buffers, 24 MiB in all.
 static int long_vectors(void) {
     grow();
     unsigned char *memory = map(24 * MIB);
@@ -199,7 +199,7 @@ static int long_vectors(void) {
     return 0;
 }
 
-// Reads and writes files past the page cache, in blocks, from and to memory that is out.
+// Reads and writes files past the page cache, in blocks, from and to absent memory.
 static int direct(void) {
     char name[] = "direct.XXXXXX";
     if (close(mkstemp(name))) return 2;
@@ -223,7 +223,7 @@ static int direct(void) {
     return 0;
 }
 
-// Reads and writes the program's own memory that is out, by /proc/self/mem.
+// Reads and writes the program's own absent memory, by /proc/self/mem.
 static int own_memory(void) {
     unsigned char *memory = map(8 * MIB), *other = map(8 * MIB);
     for (long at = 0; at < 8 * MIB; at++) memory[at] = at % 251;
@@ -252,7 +252,7 @@ static int own_memory(void) {
     return 0;
 }
 
-// Threads end with robust locks in memory that is out. The kernel must inform the next owner.
+// Threads end with robust locks in absent memory. The kernel must inform the next owner.
 static unsigned char *locks;
 static pthread_mutex_t *lock_at(int number) { return (void *)(locks + number * 2 * PAGE); }
 static void *end_with_locks(void *count) {
@@ -360,7 +360,7 @@ static int copies(void) {
     return 0;
 }
 
-// The first thread ends before the program grows. Another one makes calls with memory that is out.
+// The first thread ends before the program grows. Another thread makes calls with absent memory.
 static void *do_nothing(void *given) { return given; }
 static void *go_on(void *unused) {
     grow();
@@ -382,7 +382,7 @@ static int without_first(void) {
     pthread_exit(NULL);
 }
 
-// It ends with its last thread.
+// The program ends with its last thread.
 static void say_end(void) { puts("the end"); }
 static void *last(void *given) {
     usleep(300000);

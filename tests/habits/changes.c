@@ -101,13 +101,13 @@ static int meanwhile(void) {
     return 0;
 }
 
-// A program that serves faults of its own copies from memory that is out.
+// A program that serves its own faults copies from absent memory.
 static int own_faults(void) {
     unsigned char *from = map(MIB), *to = map(MIB);
     struct uffdio_api api = { .api = UFFD_API };
     grow();
     end_after(20);
-    // For faults of its own code only.
+    // Serves only faults of the program's own code.
     int file = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1L);
     if (file < 0 || ioctl(file, UFFDIO_API, &api)) return 0;
     struct uffdio_register given = { .range = { (long)to, MIB }, .mode = UFFDIO_REGISTER_MODE_MISSING };
@@ -138,7 +138,7 @@ static int beside_threads(void) {
     }
     usleep(100000);
     for (int i = 0; i < THREADS; i++) there += !send_out(beside[i], MIB);
-    // Alone no page leaves.
+    // Without uzswap no page leaves.
     printf("%d stay\n", getenv("UZSWAP_TREE") ? there : 0);
     return 0;
 }

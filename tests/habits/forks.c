@@ -90,7 +90,7 @@ static int stopped(void) {
     return fork_on(stop_first, 200);
 }
 
-// A child that was made without `fork` reads memory that is out, grows, and forks itself.
+// A child that was made without `fork` reads absent memory, grows, and forks.
 static int child_work(void) {
     for (long i = 0; i < 20 * MIB; i += PAGE)
         if (memory[i] != (unsigned char)(i >> 12)) return 2;
@@ -103,7 +103,8 @@ static int child_work(void) {
 }
 static int run_child(void *at) { return *(unsigned char *)at == 5 ? child_work() : 5; }
 pid_t _Fork(void) __attribute__((weak));
-// The parent traces its child and suppresses the signals of faults. Without uzswap there are none.
+// The parent traces its child and suppresses the signals of faults. Without uzswap there are no
+// such signals.
 static int traces(void) {
     memory = map(20 * MIB);
     for (long i = 0; i < 20 * MIB; i++) memory[i] = i >> 12;
@@ -299,7 +300,7 @@ static int handles_in_child(void) {
     return 0;
 }
 
-// Counts its threads by the kernel. Some programs refuse to fork with more than one.
+// Counts its threads by the kernel. Some programs refuse to fork with more than one thread.
 static int threads_of(void) {
     struct stat status;
     int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
@@ -398,7 +399,7 @@ static int other_block(void) {
     return 0;
 }
 
-// Threads of ours must have no stack where the program might map memory, also in a child.
+// Our threads must not have a stack where the program might map memory, also in a child.
 static int stacks_between(void) {
     char name[300], line[300];
     int between = 0;

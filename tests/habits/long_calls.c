@@ -14,7 +14,7 @@ static void say(const char *name, long answer) {
     printf("%s %ld %s\n", name, answer, answer < 0 ? strerror(errno) : "");
 }
 
-// A list of structures. Beyond the first few, their fields point to memory that is out.
+// A list of structures. Beyond the first few, their fields point to absent memory.
 struct waiter { unsigned long value, word; unsigned flags, reserved; };
 enum { WAITERS = 30, FUTEX_WAITV = 449, FUTEX_REQUEUE_LIST = 456, U32_PRIVATE = 0x82, U32 = 2 };
 static int waits_for_many(void) {
@@ -54,7 +54,7 @@ static int filters(void) {
     return 0;
 }
 
-// Asks for the NUMA node of a page that is out.
+// Asks for the NUMA node of an absent page.
 static int nodes(void) {
     unsigned char *memory = map(MIB);
     int node = -1;
@@ -192,7 +192,7 @@ static int copies(void) {
     return 0;
 }
 
-// Reads of devices into a long buffer that is out.
+// Reads devices into a long absent buffer.
 static int devices(void) {
     unsigned char *to = map(LONG);
     int zero = open("/dev/zero", O_RDONLY), random = open("/dev/urandom", O_RDONLY);

@@ -12,7 +12,7 @@
 
 static const int ACCESS = PROT_READ | PROT_WRITE;
 
-// Maps memory far from all others, so that the kernel joins it with no other mapping.
+// Maps memory far from all other mappings, so that the kernel does not merge them.
 static unsigned char *map_alone(long number, int flags) {
     void *at = mmap((void *)((3L << 40) + (number << 32)), 2 * MIB, ACCESS,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | flags, -1, 0);
@@ -60,8 +60,8 @@ static int uninherited(void) {
     memset(parts[0], 1, sizes[0]);
     madvise(parts[0], sizes[0], MADV_DONTFORK);
     grow();
-    // Inherited pages are on both sides of the second part. The last part is only reserved at
-    // first.
+    // Inherited pages are on both sides of the second part. At the start the last part is only
+    // reserved.
     beside = map(16 * MIB);
     parts[1] = beside + MIB;
     parts[2] = mmap(NULL, sizes[2], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -207,7 +207,7 @@ static int low(void) {
 }
 
 // Memory without huge pages. The kernel joins it with a thread's stack that begins below it. Before
-// Linux 6.7 it joins any memory with such a stack.
+// Linux 6.7 the kernel merges any memory with such a stack.
 static int joined(void) {
     int is_watched = getenv("UZSWAP_TREE") != NULL;
     unsigned char *memory = mmap(NULL, 64 * MIB + PAGE, ACCESS, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -354,7 +354,8 @@ static int late(void) {
     return 0;
 }
 
-// The program's threads have the names of ours, and map and unmap memory during the takeover.
+// The program's threads have the names of our threads, and map and unmap memory during the
+// take-over.
 static volatile int is_grown;
 static void *map_and_unmap(void *name) {
     prctl(PR_SET_NAME, name);

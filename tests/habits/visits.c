@@ -124,7 +124,7 @@ static int large(void) { return visit(0); }
 // The visitor is small, and not watched.
 static int small(void) { return visit(1); }
 
-// A visitor that is killed at any moment keeps no page of its host's in.
+// If a visitor is killed at any moment, no page of its host stays pinned.
 static int killed(void) {
     grow();
     unsigned char *memory = map(BYTES);

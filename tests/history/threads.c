@@ -312,7 +312,8 @@ struct interrupter {
     int number;
 };
 
-/* Waits until a thread has received a signal that it does not block. By then its call has been ended, or not. */
+/* Waits until a thread has received a signal that it does not block. By then its call may have
+ * ended. */
 static void await_delivery(int thread, int number) {
     char path[64], text[4096];
     sprintf(path, "/proc/self/task/%d/status", thread);

@@ -1,5 +1,5 @@
 //! Shared by the end-to-end tests: the programs, one test at a time, and a machine that each test
-//! must leave as it was.
+//! must leave unchanged.
 
 mod machine;
 mod run;

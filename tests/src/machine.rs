@@ -15,7 +15,7 @@ use uzswap_sys::process;
 /// The longest time of a test with the machine. A longer test hangs.
 const HANGS: Duration = Duration::from_secs(40 * 60);
 
-/// The machine, for one test at a time. The test must leave it as it was.
+/// The machine, for one test at a time. The test must leave it unchanged.
 pub struct Machine {
     before: BTreeSet<String>,
     _watchdog: Sender<()>,

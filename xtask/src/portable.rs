@@ -193,8 +193,8 @@ fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     maturin.arg("--out").arg(&stage);
     succeed(&mut maturin)?;
     let made = fs::read_dir(&stage)?.next().ok_or("maturin has made no wheel")??.path();
-    // The wheel has only the module at first. The other files are added, and its list of files is
-    // made again.
+    // At the start the wheel has only the module. This adds the other files, and makes the wheel's
+    // list of files again.
     let mut unpack = dist.python_tool("wheel")?;
     output(unpack.arg("unpack").arg("--dest").arg(&stage).arg(made))?;
     let name = format!("uzswap-{VERSION}");

@@ -1,9 +1,9 @@
 //! Which of a program's mappings the pager adopts, and why it leaves the others alone.
 //!
 //! The kernel lists each mapping with its treatment ([`uzswap_sys::smaps`]). Access and name alone
-//! do not show that a child finds it empty, or that a key protects it. A mapping of an unknown kind
-//! is left alone, and counted by the reason. The kernel merges neighbours into one mapping, from
-//! which we cut the parts that must stay.
+//! do not show that a child inherits it empty, or that a key protects it. A mapping of an unknown
+//! kind is left alone, and counted by the reason. The kernel merges neighbours into one mapping,
+//! from which we cut the parts that must stay.
 
 use crate::{AGENT, allocator, devices, layout, looker, stacks};
 use std::ops::Range;
@@ -53,9 +53,9 @@ pub fn before_block(block: usize) -> Range<usize> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Stays {
-    /// A child finds it empty (`MADV_WIPEONFORK`) or not at all (`MADV_DONTFORK`). The latter may
-    /// be memory of a device: it is adopted only where pages leave by a move, which the device's
-    /// pin prevents.
+    /// A child inherits it empty (`MADV_WIPEONFORK`) or not at all (`MADV_DONTFORK`). The latter
+    /// may be memory of a device: it is adopted only where pages leave by a move, which the
+    /// device's pin prevents.
     NotInherited,
     /// It grows by itself, and shrinks by no call (`MAP_GROWSDOWN`).
     Grows,
@@ -67,8 +67,8 @@ pub enum Stays {
     Sealed,
     /// A protection key decides which thread may access it.
     Key,
-    /// The kernel or the processor uses it by rules of its own: shadow stacks, memory of devices,
-    /// huge pages of their own file system, tagged memory.
+    /// The kernel or the processor has special rules for it: shadow stacks, memory of devices, huge
+    /// pages of hugetlbfs, tagged memory.
     Special,
     /// The program serves its faults itself, by userfaultfd.
     OwnFaults,
@@ -167,8 +167,8 @@ fn report(tree: &Tree, name: &str, left: &[u64; Stays::ALL.len()]) {
     }
 }
 
-/// The reason in the kernel's description against adopting a private mapping of no file, if there
-/// is one.
+/// The reason, by the kernel's description, not to adopt an anonymous private mapping, if there is
+/// one.
 fn stays(one: &Described<'_>) -> Option<Stays> {
     const BY_FLAG: [(&str, Stays); 16] = [
         ("wf", Stays::NotInherited),
@@ -255,9 +255,10 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     kept
 }
 
-/// Adopts the parts of a mapping that may be adopted. A stack is known by the thread that is in it,
-/// not by a guard below it: allocators have guards in their memory, too. An unused stack may leave,
-/// because a call that starts a thread there gives back the part that serves its faults.
+/// Adopts the parts of a mapping that may be adopted. A stack is recognised by the thread that runs
+/// on it, not by a guard below it, since allocators have guards in their memory, too. An unused
+/// stack may leave, because a call that starts a thread there gives back the part that serves its
+/// faults.
 fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying]) {
     let range = one.mapped.range.clone();
     // The block of a thread is at the end of its stack, except that of the program's first thread.

@@ -39,7 +39,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
             call.arguments[2] = libc::MADV_COLD as u64;
             make(call);
         }
-        // A hint, to look for pages that are equal.
+        // A hint to search for equal pages.
         libc::MADV_MERGEABLE => call.result = look_for_holes(&range),
         // Libraries advise MADV_DONTFORK of memory in use before they hand it to a device.
         libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | MADV_GUARD_INSTALL => {
@@ -125,7 +125,7 @@ fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
         if at < part.start && populate(at..part.start) != 0 {
             return;
         }
-        // The kernel looks at access first, and then finds that a page is absent.
+        // The kernel first checks the access, and then finds that a page is absent.
         const ABSENT: i64 = -(libc::EFAULT as i64);
         let asks = !part.is_empty() && crate::mode() != Mode::Protection;
         if asks && !matches!(populate(part.start..part.start + PAGE_BYTES), 0 | ABSENT) {

@@ -84,7 +84,7 @@ fn add_arena(block: usize) -> bool {
 // SAFETY: gives out each part of an arena once; arenas stay mapped.
 unsafe impl Allocator for Pages {
     fn alloc(&self, bytes: usize) -> (*mut u8, usize, u32) {
-        // Under the allocator's lock.
+        // The caller holds the allocator's lock.
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let last = || own().last().unwrap_or_default();
         if LAST_USED.load(Relaxed) + bytes > last().len() && !add_arena(bytes) {
@@ -121,7 +121,8 @@ unsafe impl Allocator for Pages {
 
 struct Own(UnsafeCell<Mutex<Dlmalloc<Pages>>>);
 
-// SAFETY: the lock makes each use the only one, but for `renew`, which says when it may be called.
+// SAFETY: the lock makes each use exclusive, except that of `renew`, which documents when it may be
+// called.
 unsafe impl Sync for Own {}
 
 #[global_allocator]
@@ -146,7 +147,7 @@ fn is_of_before(block: *mut u8) -> bool {
     count > 0 && own().take(count).any(|arena| arena.contains(&(block as usize)))
 }
 
-// SAFETY: the lock makes each call the only one; the allocator keeps to the rules of the trait.
+// SAFETY: the lock makes each call exclusive; the allocator follows the rules of the trait.
 unsafe impl GlobalAlloc for Own {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.

@@ -94,7 +94,7 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     end_watching();
     let _inside = inside();
     let work = || {
-        // An ending thread of ours may be forgotten while the kernel still counts it.
+        // Our list may have dropped an ending thread that the kernel still counts.
         await_others();
         IS_WANTED.store(false, Relaxed);
         work()

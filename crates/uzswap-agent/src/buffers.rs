@@ -195,9 +195,9 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     Outcome::Done
 }
 
-/// True if a call has done its work when it writes its answer. Its structures are short, so all of
-/// them are pinned, and `EFAULT` is the program's own error. Repeated, it would wait for another
-/// child or connection, or move the data again.
+/// True if a call has already taken effect when it writes its answer. Its structures are short, so
+/// all of them are pinned, and `EFAULT` is the program's own error. Repeated, it would wait for
+/// another child or connection, or move the data again.
 fn is_done_by_then(number: c_long) -> bool {
     matches!(
         number,

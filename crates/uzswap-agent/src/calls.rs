@@ -37,8 +37,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if is_left && !is_kept(call.number as c_long) {
         return Outcome::Bare;
     }
-    // A thread that serves a fault has pages and locks of ours. It may wait for no other lock, and
-    // its memory is not the program's.
+    // A thread that serves a fault holds pages and locks of ours. It may wait for no other lock,
+    // and its memory is not the program's.
     let is_inside = crate::is_inside() || fault_signals::is_on_own_stack();
     let is_pagers = is_pager_thread();
     let agent = AGENT.get().filter(|_| !is_inside && !is_pagers);
@@ -46,8 +46,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
         stacks::arm();
     }
     if call.number as c_long == libc::SYS_rt_sigprocmask {
-        // Even a call of our own code: the next replaced instruction may come before the signals
-        // are unblocked.
+        // This includes calls of our own code, because a replaced instruction may follow before the
+        // signals are unblocked.
         return processes::mask(agent, call);
     }
     if is_inside {

@@ -6,7 +6,7 @@ use uzswap_tree::MANAGED_MIN;
 
 /// Memory that the take-over itself needs: a pager, threads, the list of mappings.
 pub const COST: u64 = 7 << 20;
-/// Memory that a program may ask for before the preloaded library makes the agent look.
+/// Memory that a program may ask for before the preloaded library makes the agent measure it.
 const BETWEEN: u64 = 4 << 20;
 /// The least budget of a pager.
 pub const BUDGET_LEAST: u64 = 8 << 20;
@@ -34,13 +34,13 @@ const BUDGET_STEP: u64 = 64;
 /// that the take-over needs.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// One look of the thread that watches.
+/// The figures of one look of the watching thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Observation {
     /// The thread is to end, for a call that needs a single thread. Nothing else was looked at.
     EndWanted,
-    /// The program permits itself few calls (seccomp). Nothing else was looked at, because a look
-    /// takes calls.
+    /// The program permits itself few calls (seccomp). Nothing else was measured, because measuring
+    /// takes system calls.
     Filtered,
     /// The program has not been taken over, and its memory cannot be read.
     Unmeasured,
@@ -57,7 +57,7 @@ pub struct Unmanaged {
     pub is_wanted: bool,
     /// It cannot be taken over.
     pub is_refused: bool,
-    /// Its accesses are recorded: its allowance is for pages alone, and stays.
+    /// True if its accesses are recorded. Its allowance is then for pages alone, and constant.
     pub is_recorded: bool,
     /// Its memory, and the memory that it may have, bytes.
     pub used: u64,
@@ -74,7 +74,7 @@ pub struct Managed {
     /// Consecutive earlier looks that found a starved thread and no donor.
     pub hopeless: u32,
     pub is_suspended: bool,
-    /// Its faults are not served just now.
+    /// Its faults are not served at present.
     pub is_slowed: bool,
     /// Another process reads all of its memory, which must stay.
     pub is_read: bool,
@@ -217,8 +217,8 @@ fn wait(room: u64) -> Duration {
     Duration::from_secs_f64(room as f64 / GROWTH as f64).clamp(WAIT_MIN, WAIT_MAX)
 }
 
-/// The part of an allowance that must be left when a program is taken over: for the take-over, and
-/// for memory that it asks for between two looks.
+/// The part of an allowance that must be free when a program is taken over. It is for the
+/// take-over, and for memory that the program asks for between two looks.
 fn reserve(allowance: u64) -> u64 {
     (allowance / 4).max((COST + BETWEEN).min(allowance / 2))
 }
@@ -311,8 +311,8 @@ mod tests {
         assert_eq!(step(seen), Action::TakeOver { budget: 57 * MIB });
         let little = Unmanaged { allowance: 9 * MIB, ..seen };
         assert_eq!(step(little), Action::TakeOver { budget: BUDGET_LEAST });
-        // `look` and the watching thread agree: a request is too much exactly if memory would be
-        // short.
+        // Checks that `look` and the watching thread agree: a request is too much exactly if memory
+        // would be short.
         for (bytes, allowance) in [(48, 64), (49, 64), (29, 40), (30, 40), (8, 16), (9, 16)] {
             let is_short = allowance * MIB - bytes * MIB < reserve(allowance * MIB);
             assert_eq!(is_too_much(bytes * MIB, allowance * MIB), is_short);

@@ -24,7 +24,7 @@ const USERS: [&str; 5] =
 /// Devices that get memory by calls that [`note`] knows.
 const TOLD: [&str; 3] = ["anon_inode:kvm-vm", "/dev/vhost-", "/dev/vfio/"];
 
-/// The name of an open file by which the kernel may use memory that is not known here. Looks at the
+/// The name of an open file by which the kernel may use memory that we do not know of. Looks at the
 /// files of `thread`, since the program's first thread may have ended.
 pub fn user(thread: i32) -> Option<String> {
     let told: &[&str] = if handed().is_empty() { &TOLD } else { &[] };
@@ -115,8 +115,8 @@ const WRITE: u16 = 1;
 const READ_VECTOR: u16 = 7;
 const WRITE_VECTOR: u16 = 8;
 
-/// `io_submit`: the kernel looks at the buffers before it answers, and pins those that a device
-/// then writes. A pinned page does not leave where pages are moved. Where they are copied, the
+/// `io_submit`: the kernel accesses the buffers before it answers, and pins those that a device
+/// writes later. A pinned page does not leave where pages are moved. Where they are copied, the
 /// buffers are given back to the program.
 pub fn submit(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();

@@ -25,7 +25,7 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
         strings_in.bring_list(list);
     }
     let stack = stacks::disclaim();
-    // SAFETY: the call is the program's, made as it asked; if it is done, this is another program.
+    // SAFETY: the program's own call; after a success this is another program.
     call.result = unsafe { raw(call.number, call.arguments) };
     stack.map(stacks::set_in_kernel);
     call.result != -i64::from(libc::EFAULT)
@@ -96,7 +96,7 @@ impl StringsIn<'_> {
 
 /// The bytes of some words.
 pub fn bytes_of(words: &mut [u64]) -> &mut [u8] {
-    // SAFETY: any bytes are words, and these are as many as the words have.
+    // SAFETY: any bytes are valid words, and the length is that of the words.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 

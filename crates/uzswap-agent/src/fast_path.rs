@@ -14,7 +14,7 @@ use uzswap_sys::fault_signals;
 /// A longer buffer is left to the slow path.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// A page that is out may have a guard in its place: see [`crate::own_files::read_pagemap`].
+/// An absent page may have a guard in its place: see [`crate::own_files::read_pagemap`].
 pub static HAS_GUARDS: AtomicBool = AtomicBool::new(false);
 
 /// Makes the call if all of its memory is present.
@@ -48,7 +48,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
             return Outcome::Undecided;
         }
         let before = thread.call.replace(frame);
-        // SAFETY: the call is the program's, made as it asked.
+        // SAFETY: the program's own call.
         call.result = unsafe { raw(call.number, call.arguments) };
         thread.call.set(before);
         thread.unpin(frame as usize);

@@ -45,7 +45,7 @@ pub fn take_note() -> bool {
     IS_NOTED.swap(false, Relaxed)
 }
 
-/// Waits until nothing of this library moves. Errors: there is no room for a child's needs.
+/// Waits until nothing of this library moves. Fails if there is no room for a child's needs.
 pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
     let quiet = at_work();
@@ -92,8 +92,8 @@ fn leave(error: &io::Error) {
     crate::leave_alone(&format!("it was forked where its pages cannot be watched: {error}"));
 }
 
-/// Held by a thread of ours while a child would find its work half done. Used after the take-over,
-/// and by the thread that takes over.
+/// A thread of ours holds this lock while a child would find its work half done. Used after the
+/// take-over, and by the thread that takes over.
 static QUIET: Mutex<()> = Mutex::new(());
 
 /// The lock that the watching thread holds while it works. A fork waits for it.

@@ -29,7 +29,7 @@ const PATIENCE_SUSPENDED: u64 = 10;
 /// The time until the next look while a guest waits.
 pub const SOON: Duration = Duration::from_millis(1);
 
-/// A visit, and its pages that are pinned.
+/// A visit, and its pinned pages.
 #[derive(Clone, Copy)]
 struct Pinned {
     guest: Guest,

@@ -58,7 +58,8 @@ fn own_handler() -> u64 {
 fn of_kernel(signal: u64) -> KernelAction {
     let mut action = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
     let arguments = [signal, 0, &raw mut action as u64, 8, 0, 0];
-    // SAFETY: with no new action, the present one is written to `action`, which is one.
+    // SAFETY: without a new action, the kernel writes the present one to `action`, which has that
+    // type.
     unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) };
     action
 }
@@ -88,8 +89,8 @@ pub fn of_program(signal: u64) -> KernelAction {
     }
 }
 
-/// Sets the program's action; returns the kernel's answer. `is_other`: the caller borrows this
-/// memory (`vfork`), and its handlers do not begin in our code. Called in our own code.
+/// Sets the program's action; returns the kernel's answer. `is_other` if the caller borrows this
+/// memory (`vfork`). Its handlers do not begin in our code. Called in our own code.
 pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
     let mut given = KernelAction { mask: action.mask & !ours(), ..*action };
     if let Some(entry) = ACTIONS.get(signal as usize)
@@ -104,7 +105,7 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
         given = KernelAction { handler, flags, restorer, mask: !(ours() | FAULTS) };
     }
     let arguments = [signal, &raw const given as u64, 0, 8, 0, 0];
-    // SAFETY: as the program asked for it, by way of `arrive`.
+    // SAFETY: the program's own action, by way of `arrive`.
     unsafe { raw(libc::SYS_rt_sigaction as u64, arguments) }
 }
 
@@ -223,8 +224,8 @@ extern "C" fn arrive(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
 /// Runs a handler of the program's as the kernel would.
 ///
 /// # Safety
-/// The arguments are those that the kernel has given to a handler of ours; nothing on the stack of
-/// the caller is needed any more.
+/// The kernel has given these arguments to a handler of ours. The caller's stack is no longer
+/// needed.
 pub unsafe fn deliver_from(
     action: &libc::sigaction,
     signal: i32,
@@ -268,7 +269,7 @@ unsafe fn deliver(
     let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame as usize));
     let sp = interrupted.registers[RSP] as usize;
     if kernels.is_none() && !is_astray(action, interrupted, frame as usize, sp) {
-        // The thread has no signal stack of ours: the handler is in its right place.
+        // The thread has no signal stack of ours, so the handler is on the right stack.
         let leave = behind_nop(leave_in_place);
         // SAFETY: the first word of the kernel's frame, which is where the handler returns to.
         unsafe { frame.cast::<u64>().write(leave) };
@@ -283,7 +284,7 @@ unsafe fn deliver(
     }
     // The program's stack may have to be brought in, and the kernel has blocked this signal.
     unblock(signal);
-    // SAFETY: as said above.
+    // SAFETY: as above.
     plan.frame = unsafe { copy(action, interrupted, info, sp) };
     // SAFETY: it was just made.
     let on_stack = unsafe { &mut *plan.frame };
@@ -534,7 +535,7 @@ macro_rules! leave {
     };
 }
 
-/// Where a handler returns to.
+/// The address to which a handler returns.
 fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
     leave as usize as u64 + 1
 }
@@ -544,7 +545,7 @@ leave!(leave_in_place, end_in_place);
 
 /// Ends a handler that ran on a copy; returns the state to continue with.
 unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
-    // SAFETY: the handler returned to `leave` with the stack as it was given.
+    // SAFETY: the handler returned to `leave` with the stack that it was given.
     unsafe {
         let given = &mut *context.byte_sub(8).cast::<OnStack>();
         let After { interrupted, shown, call } = given.after;

@@ -146,7 +146,7 @@ unsafe extern "C" fn __wrap_clock_nanosleep(a: u64, b: u64, c: u64, d: u64) -> c
 }
 
 /// The text of an error number. The function of newer C libraries allocates. A forked child that
-/// says why it is left alone may have the locks of the C library's allocator.
+/// reports why it is left alone may hold the locks of the C library's allocator.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap___xpg_strerror_r(
     number: c_int,

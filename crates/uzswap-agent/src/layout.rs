@@ -170,9 +170,9 @@ pub fn whole(at: u64, bytes: u64) -> Range<usize> {
     at as usize..end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end)
 }
 
-/// Makes a call, and notes its result. True: it is no error.
+/// Makes a call, and notes its result. True if the result is not an error.
 pub fn make(call: &mut Call) -> bool {
-    // SAFETY: the call is the program's, made as it asked.
+    // SAFETY: the program's own call.
     call.result = unsafe { raw(call.number, call.arguments) };
     !(-4095..0).contains(&call.result)
 }
@@ -289,7 +289,7 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
     if stays || protection == READ_WRITE {
         for part in layout.unreserve(&range) {
             if !stays {
-                // Without a least size: an allocator asks for a little at a time.
+                // There is no least size, because an allocator asks for a little at a time.
                 agent.adopt(part, Contents::Pages);
             }
         }
@@ -330,13 +330,13 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
         return;
     }
     if new_bytes == range.len() && matches!(flags as i32, 0 | libc::MREMAP_MAYMOVE) {
-        // The kernel moves nothing, and looks only at the first page: holes may follow.
+        // The kernel moves nothing, and checks only the first page: holes may follow.
         make(call);
         return;
     }
     let tail = range.start + new_bytes.min(range.len())..range.end;
     if !tail.is_empty() && !is_fixed {
-        // The rest may be several mappings, which the kernel would not look at in one call.
+        // The rest may be several mappings, which the kernel would not check in one call.
         return agent.pager.change(tail, Change::Gone, || {
             let done = make(call);
             ((), done)
@@ -408,7 +408,7 @@ fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>, targe
             parts.clear();
         }
     }
-    // A call that failed may have unmapped some all the same.
+    // A call that failed may nevertheless have unmapped some pages.
     parts.retain(|part| look_for_holes(part) == 0);
     parts.into_iter().for_each(|part| agent.adopt_again(part));
 }
@@ -447,7 +447,7 @@ pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `mseal`: sealed memory stays as the program has it.
+/// `mseal`: sealed memory stays in place.
 pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let _layout = lock();
@@ -467,7 +467,7 @@ pub fn attach(agent: &Agent, call: &mut Call) -> Outcome {
     // SAFETY: the kernel writes the status to the given place; all-zero bytes are a valid status.
     let (result, status) = unsafe { (raw(libc::SYS_shmctl as u64, ask), status.assume_init()) };
     if result < 0 {
-        // A program that may not ask may not attach either.
+        // A program that may not query a segment may not attach it either.
         call.result = result;
         return Outcome::Done;
     }

@@ -144,9 +144,9 @@ impl Drop for Inside {
 
 /// Runs once, in whichever thread loads this library.
 fn begin(front: &'static Front) {
-    // Before anything is allocated.
+    // This comes before any allocation.
     map::place::set_apart();
-    // Before the program's threads are stopped.
+    // This comes before the program's threads are stopped.
     variables_bytes();
     IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     let _ = FRONT.set(front);
@@ -305,7 +305,7 @@ fn is_emulated() -> bool {
 /// Takes the program over, or gives it up.
 fn take_over(budget: u64, tree: &Tree) {
     request::want_take_over();
-    // Before forks must wait: the search takes long.
+    // The search comes before forks must wait, because it takes long.
     takeover::look_ahead();
     let _busy = forking::busy();
     // The agent sees forks from the moment that the calls are replaced.
@@ -331,7 +331,7 @@ fn refuse(reason: &str) {
     }
 }
 
-/// Gives the program up, with the thread that looks: a program ends with its last thread.
+/// Gives the program up, and ends the looking thread, because a program ends with its last thread.
 fn stop_watching(reason: &str) {
     refuse(reason);
     looker::end();

@@ -62,13 +62,13 @@ fn order(order: u32) {
     ORDER.store(order, SeqCst);
     wake();
     while ORDER.load(SeqCst) == order {
-        // Interrupted or done, the loop looks again.
+        // If the wait is interrupted or over, the loop checks again.
         let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
     }
 }
 
 fn wake() {
-    // There is no error that a valid address could meet.
+    // With a valid address this cannot fail.
     let _ = futex::wake(&ORDER, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 

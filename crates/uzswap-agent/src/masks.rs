@@ -1,5 +1,5 @@
-//! Calls that block signals while they run, or that wait for signals. SIGBUS and SIGILL stay
-//! unblocked, and no such call takes them.
+//! Calls that block signals while they run, or wait for signals. SIGBUS and SIGILL stay unblocked,
+//! and no such call takes them.
 
 use crate::pins::{Pins, make, make_once, peek, pin_touched};
 use crate::signals::ours;
@@ -34,7 +34,7 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
         call.arguments[at] = std::ptr::from_ref(set) as u64;
     }
     if call.number as c_long == libc::SYS_rt_sigtimedwait {
-        // A call that answers `EFAULT` has taken the signal.
+        // A call that answers `EFAULT` has already taken the signal.
         make_once(call);
     } else {
         make(agent, call);

@@ -1,5 +1,5 @@
-//! Calls that move more than may be pinned at one time, and that the kernel must make whole: it
-//! would stop at an absent page. The agent makes them in parts, each with its memory pinned.
+//! Calls that move more than may be pinned at one time, and that must be complete, although the
+//! kernel would stop at an absent page. The agent makes them in parts, each with its memory pinned.
 //!
 //! A blocking call on a stream moves all of its bytes. A list of messages ends at a message whose
 //! memory is absent, and that message is lost.
@@ -71,7 +71,7 @@ fn sum(done: i64, result: i64) -> i64 {
 struct Stream {
     number: c_long,
     arguments: [u64; 6],
-    /// Of `sendmsg` and `recvmsg`.
+    /// The message of `sendmsg` or `recvmsg`.
     message: Option<libc::msghdr>,
     /// True if a message had control data (`SCM_RIGHTS`). The kernel stops after such a message.
     has_control: bool,

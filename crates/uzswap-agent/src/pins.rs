@@ -182,7 +182,7 @@ pub fn peek_bytes(at: u64, bytes: &mut [u8]) -> usize {
         if !is_address(at) {
             return 0;
         }
-        // SAFETY: all memory is in its place, and no call that could look first is permitted.
+        // SAFETY: all memory is present, and the filter permits no call that could check first.
         unsafe { std::ptr::copy(at as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         return bytes.len();
     }
@@ -348,13 +348,13 @@ pub fn make_until_it_sees(agent: &Agent, call: &mut Call, arguments: &[usize]) {
     drop(held);
 }
 
-/// Structures that are looked at for one try: they may refer to others.
+/// The maximum number of structures for one try, since structures may refer to others.
 const LOOKS: usize = 256;
 /// The numbers of a structure that are looked at in the first try.
 const FIELDS: usize = 16;
 
-/// Brings in the memory at these addresses, the memory that this refers to, and so on. Each further
-/// try looks at more numbers of each structure or, by turns, brings more bytes in.
+/// Brings in the memory at these addresses, the memory that this refers to, and so on. Further
+/// tries alternately read more words of each structure, and bring more bytes in.
 fn bring_in(pins: &mut Pins<'_>, given: impl Iterator<Item = u64>, turn: usize) {
     let is_wide = turn % 2 == 1;
     let fields = if is_wide { FIELDS << (turn - 1) } else { FIELDS };

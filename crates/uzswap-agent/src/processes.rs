@@ -25,8 +25,8 @@ fn is_ours(descriptor: i32) -> bool {
     descriptor >= 0 && DESCRIPTORS.iter().any(|ours| ours.load(Relaxed) == descriptor)
 }
 
-/// `rt_sigprocmask`: our signals are never blocked. Without an agent the call is this library's
-/// own.
+/// `rt_sigprocmask`: our signals are never blocked. Without an agent, this library itself made the
+/// call.
 pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
     let _holds = agent.map(|agent| pin_both(agent, set, old, bytes));
@@ -37,7 +37,7 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
         given = asked & !ours();
         arguments[1] = &raw const given as u64;
     }
-    // SAFETY: as the program asked for it, but for two signals.
+    // SAFETY: the program's own call, with a set that lacks two signals.
     call.result = unsafe { raw(call.number, arguments) };
     Outcome::Done
 }
@@ -79,7 +79,7 @@ pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     call.result = 0;
     if new != 0 {
         let Some(action) = peek::<KernelAction>(new) else { return refuse(call, libc::EFAULT) };
-        // Under a filter this must make no other call.
+        // Under a filter this function must make no other call.
         let _inside = (!stage::is_confined()).then(inside);
         call.result = handlers::set(signal, &action, fault_signals::is_other_process());
     } else if !(1..=64).contains(&signal) {
@@ -111,7 +111,7 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
     let given = given.as_ref().map_or(ptr::null(), ptr::from_ref);
     {
         let _inside = inside();
-        // SAFETY: an action or null, and room for one.
+        // SAFETY: an action or null, and room for an action.
         unsafe { fault_signals::set_action(signal as i32, given, &raw mut before) };
     }
     if old != 0 && !poke(old, &KernelAction::of(&before)) {
@@ -243,7 +243,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
         return clone3_apart(agent, call, pins);
     }
     if arguments.flags & CLEARED != 0 {
-        // It would be ended by a page that is out. As before Linux 5.5; callers use `clone` then.
+        // An absent page would end such a child. As before Linux 5.5; callers use `clone` then.
         return refuse(call, libc::ENOSYS);
     }
     drop(pins);
@@ -322,7 +322,7 @@ pub fn close(call: &mut Call) -> Outcome {
     Outcome::Bare
 }
 
-/// `close_range`: all but ours. The kernel reads 32 bits of each bound; callers leave anything in
+/// `close_range`: all but ours. The kernel reads 32 bits of each bound; callers leave garbage in
 /// the others.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;

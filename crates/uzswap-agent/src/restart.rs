@@ -6,9 +6,9 @@
 //!                                                                                  handler says so
 //! poll, epoll_wait …       answered EINTR            begun again                   EINTR
 //! ```
-//! A signal of the program's that came together with ours, or while the thread stood still, waits
-//! until our handler returns. Without us that signal would have ended the call: a program whose
-//! `read` has to end when an alarm rings would otherwise read for ever. The waiting signals are
+//! A signal of the program's that arrived together with ours, or while the thread stood still,
+//! waits until our handler returns. Without us that signal would have ended the call. Otherwise a
+//! program whose `read` has to end when an alarm rings would read for ever. The waiting signals are
 //! read last. A signal that arrives later counts as if it had arrived just before the call.
 
 use crate::signals::{KernelAction, ours};
@@ -20,8 +20,8 @@ use uzswap_sys::fault_signals::Stopped;
 /// Bytes of a `syscall`.
 const SYSCALL: usize = 2;
 
-/// Calls that answer `EINTR` where a handler has no SA_RESTART. The others that the kernel restarts
-/// never do (`fork`), or their callers look again anyway (`futex`).
+/// Calls that answer `EINTR` where a handler has no SA_RESTART. Other restarted calls never wait
+/// (`fork`), or their callers check again anyway (`futex`).
 const ENDED: [c_long; 26] = [
     libc::SYS_read,
     libc::SYS_write,
@@ -92,7 +92,8 @@ fn waiting(blocked: u64) -> Option<u64> {
     let set = set & !blocked & !ours();
     (1..=64u64).filter(|signal| set & 1 << (signal - 1) != 0).find_map(|signal| {
         let mut action = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
-        // SAFETY: with no new action, the present one is written to `action`, which is one.
+        // SAFETY: without a new action, the kernel writes the present one to `action`, which has
+        // that type.
         unsafe {
             let arguments = [signal, 0, &raw mut action as u64, 8, 0, 0];
             raw(libc::SYS_rt_sigaction as u64, arguments);

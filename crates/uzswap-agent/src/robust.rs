@@ -12,7 +12,7 @@ use uzswap_calls::{Call, Outcome, raw};
 #[repr(C)]
 struct Head {
     first: u64,
-    /// From an entry of the list to its lock.
+    /// The distance from an entry of the list to its lock.
     distance: i64,
     /// A lock that is being taken or let go.
     pending: u64,
@@ -40,8 +40,8 @@ pub fn note() {
     }
 }
 
-/// Where a thread's list begins, 0 for none. Thread 0 is the calling one. `None` if the kernel does
-/// not report it.
+/// The start of a thread's list, 0 for none. Thread 0 is the calling thread. `None` if the kernel
+/// does not report it.
 pub fn list_of(thread: i32) -> Option<u64> {
     let (mut head, mut bytes) = (0u64, 0u64);
     let [head_at, bytes_at] = [&raw mut head as u64, &raw mut bytes as u64];
@@ -70,7 +70,7 @@ pub fn end(agent: &Agent) -> Outcome {
     Outcome::Bare
 }
 
-/// Gives an entry back, and its lock.
+/// Gives the memory of an entry and its lock back to the program.
 fn give_back(agent: &Agent, entry: u64, distance: i64) {
     let entry = entry & !KIND;
     let lock = entry.wrapping_add_signed(distance);

@@ -5,7 +5,7 @@
 //! forbids one of our calls, the agent first brings all memory in, and from then on leaves the
 //! program alone.
 //!
-//! A program that has itself traced is left alone, too. Its tracer sees the signal of a fault
+//! A program that has itself traced is left alone, too. The program's tracer sees a fault's signal
 //! first, and may keep it.
 
 use crate::buffers::touched;
@@ -59,8 +59,8 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
         }
     }
     if operation as i32 == SET_DISPATCH && mode != 0 {
-        // The answer of kernels before 5.11. Calls of ours would become signals. So would the
-        // return of the handler of a replaced instruction, which would then end the process.
+        // The answer of kernels before 5.11. Our calls would become signals. So would the return of
+        // the handler of a replaced instruction, which would then end the process.
         return refuse(call, libc::EINVAL);
     }
     if stage::is_left() {
@@ -106,7 +106,7 @@ pub fn leave(agent: &Agent, reason: &str) {
         agent.pager.give_all_back();
     }
     stage::confine();
-    // A handler of ours would begin with calls of ours.
+    // Our handler would make such calls.
     fault_signals::give_back();
     handlers::give_back();
     stacks::give_back();

@@ -1,4 +1,4 @@
-//! Other processes that look at this program's memory see only the present pages.
+//! Other processes that read this program's memory see only present pages.
 //!
 //! So all pages are brought in before a signal whose default action is a core dump takes its
 //! effect, and while another process asks for them (`uzswap status --bring-in`).
@@ -57,7 +57,8 @@ pub fn complete() {
 fn bring_all_in() {
     let Some(agent) = AGENT.get().filter(|_| is_written()) else { return };
     let _inside = inside();
-    // The watching thread may be about to set the budget by its last look, which saw no dump.
+    // The watching thread may be about to set the budget by its last look, which was before the
+    // dump.
     drop(forking::at_work());
     if let Err(missing) = bring_in(agent) {
         let mib = missing >> 20;

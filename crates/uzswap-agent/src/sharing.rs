@@ -89,7 +89,7 @@ fn apart(ours: &[i32], me: i32) -> Option<Sharer> {
 }
 
 fn thread(ours: &[i32]) -> Option<Sharer> {
-    // Where the kernel knows no such lists, none can be missing. The caller is a thread of ours.
+    // Where the kernel has no such lists, none can be missing. The caller is a thread of ours.
     if !has_list(0) {
         return None;
     }

@@ -44,7 +44,7 @@ pub struct KernelAction {
 }
 
 impl KernelAction {
-    /// From the C library's form.
+    /// Converts from the C library's form.
     pub fn of(action: &libc::sigaction) -> Self {
         // SAFETY: a set begins with the kernel's, of eight bytes.
         let mask = unsafe { *(&raw const action.sa_mask).cast::<u64>() };
@@ -52,7 +52,7 @@ impl KernelAction {
         Self { handler, flags, restorer: 0, mask }
     }
 
-    /// In the C library's form.
+    /// Returns the C library's form.
     pub fn to_libc(self) -> libc::sigaction {
         // SAFETY: all-zero bytes are a valid action.
         let mut action = unsafe { MaybeUninit::<libc::sigaction>::zeroed().assume_init() };

@@ -1,6 +1,6 @@
 //! `vmsplice`: the kernel would still use the program's pages after the call, when they may leave.
 //! So a pipe gets pages of ours with the same bytes. The bytes begin at the same offsets in their
-//! pages, so that as many fit into the pipe. From a pipe the kernel copies.
+//! pages, so that as many fit into the pipe. If the call reads from a pipe, the kernel copies.
 
 use crate::pins::{
     BUFFERS_MAX, GivenMemory, Pins, is_type, make_once, make_until_it_sees, pin_vector, refuse,
@@ -35,7 +35,7 @@ fn ask(file: u64, command: i32) -> i64 {
     unsafe { raw(libc::SYS_fcntl as u64, [file, command as u64, 0, 0, 0, 0]) }
 }
 
-/// Gives a pipe a copy of as many bytes as it has room for, at most.
+/// Gives a pipe a copy of the bytes, up to its free room.
 fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
     let most = ask(call.arguments[0], libc::F_GETPIPE_SZ).max(PAGE_BYTES as i64) as u64;
     // Even a short buffer takes a page of the pipe.
@@ -56,7 +56,7 @@ fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
         let place = to + at as usize % PAGE_BYTES;
         let copied = whole::copy_part(agent, (at, wanted), place);
         let part = libc::iovec { iov_base: place as *mut _, iov_len: copied };
-        // SAFETY: the mapping has room for as many, at its beginning; it is ours alone.
+        // SAFETY: the start of the mapping has room for the bytes; no other code uses it.
         unsafe { list.add(number).write(part) };
         (number, left) = (number + 1, left - copied as u64);
         to = (place + copied).next_multiple_of(PAGE_BYTES);

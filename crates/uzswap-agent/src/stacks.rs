@@ -35,8 +35,8 @@ const AUTODISARM: i32 = 1 << 31;
 /// Bytes of a stack for calls: a call that takes pages out has units of the pool on it.
 const CALLS_BYTES: usize = 256 << 10;
 
-/// A stack of ours, in this library's own memory: another mapping might be taken for the program's
-/// and leave. The page below is its guard.
+/// A stack of ours, in this library's own memory. The agent might adopt any other mapping as the
+/// program's. The page below is its guard.
 struct Stack {
     start: *mut u8,
     layout: Layout,
@@ -113,7 +113,7 @@ impl Drop for ForCalls {
 
 fn of_kernel() -> libc::stack_t {
     let mut now = NONE;
-    // SAFETY: it is given no new stack, and writes a description of the present one.
+    // SAFETY: without a new stack, the kernel writes a description of the present one.
     unsafe { raw(libc::SYS_sigaltstack as u64, [0, &raw mut now as u64, 0, 0, 0, 0]) };
     now
 }
@@ -203,8 +203,8 @@ pub fn arm() {
 /// there until each thread has ours.
 pub static FROM_BEFORE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 
-/// For a thread that is about to stand still in a handler of ours: takes memory for its stack, and
-/// notes the present one.
+/// Takes memory for the stack of a thread that is about to stand still in a handler of ours, and
+/// notes its present stack.
 pub fn prepare(kernels: &libc::stack_t) {
     let start = kernels.ss_sp as usize;
     let range = start..start.saturating_add(kernels.ss_size);
@@ -262,8 +262,8 @@ fn with_room(work: impl FnMut()) {
     // SAFETY: both are sets of the kernel's; faults and replaced instructions may still come.
     unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, new, old, BYTES, 0, 0]) };
     on_own_stack(work);
-    // As it was: in a handler of ours the same signal is blocked, and another frame of the kernel's
-    // might find no room on the thread's stack.
+    // Restores the old mask: in our handler it blocks the same signal, and another frame of the
+    // kernel's might find no room on the thread's stack.
     let [how, set] = [libc::SIG_SETMASK as u64, &raw const before as u64];
     // SAFETY: the set is the one that the kernel gave us.
     unsafe { raw(libc::SYS_rt_sigprocmask as u64, [how, set, 0, BYTES, 0, 0]) };
@@ -328,7 +328,7 @@ pub fn for_end(work: impl FnMut()) {
     if stack.range().contains(&here) {
         return work();
     }
-    // SAFETY: the stack is the thread's own. A call that was on it is over, as the thread is.
+    // SAFETY: the stack is the thread's own. The thread is over, and so is any call on this stack.
     unsafe { run_on(&mut work, stack.range().end - ARGUMENTS, &raw mut below) }
 }
 
@@ -437,7 +437,7 @@ pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// The stack as the kernel would take it, or its error.
+/// The stack in the form that the kernel would accept, or the kernel's error.
 fn check(asked: &libc::stack_t) -> Result<libc::stack_t, i32> {
     match asked.ss_flags & !AUTODISARM {
         libc::SS_DISABLE => {

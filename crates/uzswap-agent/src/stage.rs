@@ -25,7 +25,7 @@ pub enum Stage {
     Adopting,
     /// Its memory may leave.
     Managed,
-    /// It is a child of such a program, and has no threads of ours yet.
+    /// The program is a child of such a program, and has no threads of ours yet.
     Bare,
     /// The program was taken over, and has all of its memory back.
     LeftAlone,
@@ -173,7 +173,7 @@ pub fn is_complete() -> bool {
     CURRENT.0.load(Acquire) >= Managed as u8
 }
 
-/// True in a program that was taken over and is left alone by now.
+/// True in a program that was taken over and is left alone now.
 #[inline(always)]
 pub fn is_left() -> bool {
     CURRENT.0.load(Acquire) == LeftAlone as u8

@@ -145,7 +145,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     if let Some(layout) = &mut *layout {
         layout.patch_with(patcher);
     }
-    // While the layout is locked.
+    // The layout's lock is held.
     stage::enter(Stage::Managed);
     Ok(())
 }
@@ -222,9 +222,9 @@ fn file_of(descriptor: i32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/thread-self/fd/{descriptor}")).ok()
 }
 
-/// True if a pager has its descriptors. The program may have closed some while its calls were not
-/// seen. These are opened again, unless the program has files by their numbers. Called while the
-/// program stands still.
+/// True if a pager has its descriptors. The program may have closed some descriptors before the
+/// agent saw its calls. These are opened again, unless the program has files under their numbers.
+/// Called while the program stands still.
 fn has_descriptors(pager: &Pager, files: &[(i32, Option<PathBuf>)]) -> bool {
     let (mut is_whole, mut is_free) = (true, true);
     for (descriptor, file) in files {

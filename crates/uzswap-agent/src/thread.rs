@@ -237,7 +237,7 @@ impl Use {
     }
 
     pub fn note(&mut self, range: Range<usize>) {
-        // SAFETY: as above; this is of the thread that made it.
+        // SAFETY: as above; the thread that made this uses it.
         match unsafe { self.pins.as_ref() } {
             Some(pins) => pins.add(range),
             None => {
@@ -290,7 +290,7 @@ impl Drop for Use {
     }
 }
 
-/// Makes the thread's table. In our own code.
+/// Makes the thread's table. Called in our own code.
 pub fn prepare() {
     let made = PINS.try_with(|pins| {
         let mut pins = pins.borrow_mut();

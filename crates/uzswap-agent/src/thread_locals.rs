@@ -2,8 +2,8 @@
 //!
 //! The C library finds such variables through a table for each thread, in the program's heap. If
 //! that table were evicted, the handler of a fault would meet another fault. The variables of a
-//! library that is loaded late are in that heap themselves. So ours are in the room that the
-//! preloaded library has in each thread, at the same distance from each thread's block.
+//! library that is loaded late are in that heap themselves. So our variables are in the room that
+//! the preloaded library has in each thread, at the same distance from each thread's block.
 //!
 //! The C library would also note destructors in that heap, under its allocator's lock, which the
 //! faulting thread may have. So this file notes them.
@@ -129,9 +129,9 @@ pub extern "C" fn end(list: *mut c_void) {
 fn run_all(list: *mut c_void) {
     let mut next = list.cast::<Ending>();
     while !next.is_null() {
-        // SAFETY: made below from a box, and taken off the list by this.
+        // SAFETY: made below from a box; this takes it off the list.
         let ending = unsafe { Box::from_raw(next) };
-        // SAFETY: as it was noted for this thread.
+        // SAFETY: the block that was noted for this thread.
         unsafe { (ending.destructor)(ending.object) };
         next = ending.next;
     }
@@ -145,7 +145,7 @@ extern "C" fn __wrap___cxa_thread_atexit_impl(
     _: *mut c_void,
 ) -> c_int {
     let key = KEY.load(Relaxed);
-    // SAFETY: the key is ours, and has a list of ours or null.
+    // SAFETY: the key is ours, and its value is a list of ours or null.
     unsafe {
         let next = libc::pthread_getspecific(key).cast();
         let ending = Box::into_raw(Box::new(Ending { destructor, object, next }));

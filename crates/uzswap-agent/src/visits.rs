@@ -1,6 +1,6 @@
 //! Looks into another process's memory (`process_vm_readv`, `process_vm_writev`). The kernel does
-//! not see that process's pages that are out. If it is of the tree, its agent brings them in and
-//! pins them for a part of the call at a time ([`crate::guests`]).
+//! not see that process's absent pages. If it is of the tree, its agent brings them in and pins
+//! them for a part of the call at a time ([`crate::guests`]).
 //!
 //! A read is made first, and asks for the pages at which the kernel stopped: no means by which
 //! pages leave shows it wrong bytes. A write asks before. By means that copy a page before it
@@ -222,8 +222,8 @@ fn ask(host: Host<'_>, from: u64, bytes: u64) -> Option<Visit<'_>> {
     visit
 }
 
-/// True if the kernel moves no page away that it writes for another process. A page that is copied
-/// before it leaves would lose the write.
+/// True if the kernel does not move a page away while it writes the page for another process. A
+/// page that is copied before it leaves would lose the write.
 fn may_write_unasked() -> bool {
     let means = tree().and_then(|tree| tree.table().setting(Setting::Means));
     means.is_some_and(|means| means == Means::Moves.name())

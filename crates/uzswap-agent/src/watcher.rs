@@ -28,7 +28,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// In a thread that begins to watch.
+    /// Called in a thread that begins to watch.
     pub fn new(front: &'static Front) -> Self {
         // A forked child shares memory with its parent.
         forking::note();
@@ -111,7 +111,7 @@ impl Watcher {
         agent.pager.set_patient(keep.is_patient);
         agent.pager.set_suspended(keep.is_suspended);
         if let Some(budget) = keep.budget {
-            // A budget that is refused stays as it was.
+            // If a budget is refused, the old one stays.
             let _ = agent.pager.set_memory(budget);
         }
         if Instant::now() >= self.next_tell {

@@ -45,7 +45,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let pages = bytes + 2 * PAGE_BYTES as u64 * given.parts().count() as u64;
     if let Some(mut pins) = Pins::of_all(agent, pages) {
         given.parts().for_each(|(at, bytes)| _ = pins.pin(at, bytes));
-        // SAFETY: the call is the program's, made as it asked.
+        // SAFETY: the program's own call.
         call.result = unsafe { raw(call.number, call.arguments) };
         return true;
     }

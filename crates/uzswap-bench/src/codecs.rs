@@ -1,8 +1,8 @@
 //! `codecs`: the size and speed of each compressor on real pages.
 //!
 //! Pages of one repeated word are left out, as in the cache. Before compression each page is read,
-//! since a store first computes its checksum. Before decompression its object is not read. A page
-//! that does not fit counts as raw.
+//! since a store first computes its checksum. No code reads an object before it is decompressed. A
+//! page that does not fit counts as raw.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::corpus::{self, Corpora, Corpus};

@@ -22,7 +22,7 @@ use uzswap_sys::process;
 
 /// The maximum number of pages that are kept of a program: 96 MiB.
 const PAGES_MAX: usize = 96 << 20 >> 12;
-/// If there are more, pages are kept or left out in runs of this length: neighbours are alike.
+/// If there are more, runs of this length are kept or left out, because neighbours are alike.
 const RUN_PAGES: usize = 16;
 /// Pages of a corpus in a test.
 const SMOKE_PAGES: usize = 512;

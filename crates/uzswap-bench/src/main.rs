@@ -58,7 +58,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// All of the others, one after another.
+    /// All other benchmarks, one after another.
     All,
     /// The size and speed of each compressor on real pages.
     Codecs(codecs::CodecsArguments),

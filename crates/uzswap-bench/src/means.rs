@@ -56,9 +56,9 @@ pub struct TouchArguments {
 /// The result of one run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Touched {
-    /// Mean time of a touch of a page that was out, us.
+    /// The mean time of a touch of an absent page, in us.
     pub out_us: f64,
-    /// Touches of pages that were out.
+    /// The number of touches of absent pages.
     pub outs: usize,
     /// Seconds for all touches.
     pub seconds: f64,
@@ -180,7 +180,7 @@ pub fn touch(arguments: &TouchArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The touches of a thread: the number that found their page out, their ns, and the ns of all.
+/// The touches of a thread: the number whose page was absent, their ns, and the ns of all touches.
 fn touch_some(
     arguments: &TouchArguments,
     memory: &[AtomicU8],

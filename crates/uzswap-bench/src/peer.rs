@@ -416,7 +416,7 @@ fn run_in_process(
     Ok(Measured { pool_peak: report["pool_peak"].as_u64().unwrap_or(0), ..measured })
 }
 
-/// Runs a configuration without a cgroup. Its swapping is not counted.
+/// Runs a configuration without a cgroup. Swapping by this program is not counted.
 fn run_unlimited(
     mut command: Command,
     time_max: Option<Duration>,

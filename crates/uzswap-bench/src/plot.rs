@@ -83,7 +83,7 @@ impl Plot {
         self
     }
 
-    /// Adds a series. Points that are no numbers are left out.
+    /// Adds a series. Leaves points out that are not numbers.
     pub fn series(mut self, name: &str, points: Vec<[f64; 2]>) -> Self {
         let points = points.into_iter().filter(|[x, y]| x.is_finite() && y.is_finite()).collect();
         self.series.push(Series { name: name.into(), points });

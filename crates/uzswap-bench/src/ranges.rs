@@ -119,7 +119,7 @@ fn items(peer: &impl Peer, keys: &[u64], threads: usize) -> [Duration; 3] {
 /// The way in which an allocating thread chooses its hint.
 #[derive(Clone, Copy, PartialEq)]
 enum Hint {
-    /// Always the start of its own part of the space.
+    /// The hint is always the start of the thread's own part of the space.
     First,
     /// The end of the range that it took last.
     Next,

@@ -80,7 +80,7 @@ const WORKLOADS: [Workload; 6] = [
     },
 ];
 
-/// Interval of looks at the memory of all processes.
+/// The interval at which the memory of all processes is read.
 const LOOK: Duration = Duration::from_millis(400);
 
 /// The memory is read again when it has grown by one part in this many.

@@ -48,7 +48,7 @@ struct TaggedIo {
 }
 
 impl Desk {
-    /// For a device with this number of tags.
+    /// Makes a crew for a device with this number of tags.
     pub(crate) fn new(start: u64, tags: usize, bell: Bell) -> Self {
         assert!(tags <= TAGS_MAX);
         Self {

@@ -22,7 +22,7 @@ pub trait Disk: Send + Sync {
     /// Reads pages. A page that was never written or was discarded reads as zeros.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DiskError>;
 
-    /// Writes pages. After an error any of them may have been stored.
+    /// Writes pages. After an error any of these pages may have been stored.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError>;
 
     /// Forgets pages.

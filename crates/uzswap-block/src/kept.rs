@@ -68,7 +68,8 @@ impl KeptServer {
         let count = self.connections.len();
         let memory = SharedMemory::map(self.requests, count * bytes + map::PAGE_BYTES)?;
         // SAFETY: one process maps the file at a time: the next server is started when the last is
-        // gone, and other processes have only the descriptor. It is mapped here once.
+        // gone, and other processes have only the descriptor. This process maps the memory only
+        // here.
         let mut parts = unsafe { memory.into_parts(bytes) }?;
         let greeted = parts.pop().map(Greeted).ok_or(io::ErrorKind::InvalidInput)?;
         Ok((self.connections, greeted, parts.into_iter().map(RequestBuffer).collect()))

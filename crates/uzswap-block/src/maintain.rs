@@ -166,7 +166,7 @@ mod tests {
         Cache::with_nodes(config, Box::new(NoBacking), nodes).unwrap()
     }
 
-    /// Held by tests, which look at the threads of the whole process.
+    /// Tests that count the threads of the whole process hold this lock.
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]

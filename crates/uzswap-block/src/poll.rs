@@ -33,7 +33,7 @@ impl Poll {
         self.unpolled == 0 && self.since.elapsed() < self.length
     }
 
-    /// Yields and returns true if the caller is to look again; otherwise the caller sleeps now.
+    /// Yields, and returns true if the caller should poll again. Otherwise the caller should sleep.
     pub(crate) fn again(&mut self) -> bool {
         if !self.is_patient() {
             self.unpolled = self.unpolled.saturating_sub(1);

@@ -163,7 +163,7 @@ impl Reply {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The answer to `Init`: accepts some of the kernel's offers.
+    /// The answer to `Init`, which accepts some of the kernel's offers.
     pub(crate) fn init(unique: u64, minor: u32, flags: u32, request_bytes_max: usize) -> Self {
         let mut reply = Self::ok(unique);
         let flags = flags & (INIT_ASYNC_DIO | INIT_BIG_WRITES | INIT_MAX_PAGES);

@@ -5,8 +5,8 @@
 //! they find it empty, the last of them polls for a while before it sleeps, and the others park. So
 //! no request wakes a thread that then finds the request gone. Measured on two idle virtual CPUs,
 //! with memory behind the device: p50 of a random fault is 48 µs with two threads that sleep. It is
-//! 43 µs with two polling threads, and 24 µs with one. A polling thread yields its CPU at each
-//! look, because the loop device's worker may be waiting for that CPU. (p90 of a fault is 42 µs,
+//! 43 µs with two polling threads, and 24 µs with one. A polling thread yields its CPU after each
+//! check, because the loop device's worker may be waiting for that CPU. (p90 of a fault is 42 µs,
 //! and 76 with a spin; a build with 12 jobs takes 5 s instead of 7.)
 //!
 //! A thread watches while it serves requests of microseconds. Before longer work — several pages,
@@ -172,7 +172,7 @@ impl Drop for Server {
 struct Worker {
     number: usize,
     shared: Arc<ServerState>,
-    /// Requests in a row that the first look found.
+    /// The number of consecutive requests that the first check found.
     streak: u32,
     poll: Poll,
 }

@@ -61,7 +61,7 @@ pub fn is_ours(kind: TransportKind, device: &Path, folder: &Path) -> bool {
     }
 }
 
-/// For devices whose process was killed: answers requests with errors while the kernel switches the
+/// Answers requests of devices whose process was killed with errors, while the kernel switches the
 /// devices off. `None` if the kernel answers by itself. Only ublk keeps requests, and their threads
 /// wait.
 pub fn stand_in(
@@ -89,7 +89,7 @@ impl Transport for OverFuse {
         Ok(Offer::File(self.file.clone()))
     }
 
-    /// A loop device goes with the process that made it.
+    /// The kernel removes a loop device with the process that made it.
     fn release_unused(&mut self) {}
 
     fn cpu_state(&self) -> CpuState {

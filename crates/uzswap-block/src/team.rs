@@ -30,7 +30,7 @@ pub(crate) trait Rest {
     /// Accesses the rota. Every idle thread may read it.
     fn with_rota<T>(&self, change: impl FnOnce(&mut Rota) -> T) -> T;
 
-    /// Wakes an idle thread, if there is one, to look at the rota.
+    /// Wakes an idle thread, if there is one, to check the rota.
     fn wake_one(&self);
 }
 
@@ -70,7 +70,7 @@ impl Rota {
         Self { leaving: 0, away, missing: 0 }
     }
 
-    /// True if the idle thread is to leave. It has left the rota then.
+    /// True if the idle thread is to leave. By then it has left the rota.
     pub(crate) fn leaves(&mut self, number: usize) -> bool {
         let leaves = self.leaving > 0;
         if leaves {

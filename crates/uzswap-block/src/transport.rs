@@ -1,4 +1,4 @@
-//! The ways of the kernel's requests to us and of our answers back.
+//! The ways in which the kernel's requests reach us, and our answers the kernel.
 //!
 //! A transport makes block devices over parts of the disk, and has threads that serve them. One is
 //! for most kernels: a file on FUSE with loop devices over it. The other is for kernels with ublk.
@@ -77,8 +77,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes a device over a part of the offered space. `part` is in bytes. It waits for answers:
-    /// the caller must serve nothing, and have no connection of a server.
+    /// Makes a device over a part of the offered space. `part` is in bytes. This waits for answers,
+    /// so the caller must serve nothing, and have no connection of a server.
     pub fn over(offer: Offer, part: Range<u64>) -> Result<Self, AttachError> {
         let path = match offer {
             Offer::Device(path) => return Ok(Self { path, _loop: None }),

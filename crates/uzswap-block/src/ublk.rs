@@ -7,9 +7,9 @@
 //!
 //! A device whose server was killed stays, since the kernel may be swapping to it, and its requests
 //! wait. The next server takes the device over, and gets the requests that were taken and not
-//! answered. They may have been served. Serving them again changes nothing, since the kernel sends
-//! no other request for a page before it has the answer. If no stored page outlives the server,
-//! [`stand_in`] answers with errors until the device is switched off.
+//! answered. These requests may have been served. Serving them again changes nothing, since the
+//! kernel sends no other request for a page before it has the answer. If no stored page outlives
+//! the server, [`stand_in`] answers with errors until the device is switched off.
 
 use crate::config::{STACK_BYTES, ServerConfig};
 use crate::crew::{Crew, Desk, TAGS_MAX};
@@ -206,7 +206,7 @@ impl Devices {
             let path = ublk::path(id);
             let is_left = self.control.find(id).is_ok_and(|one| one.is_ours && !one.is_live);
             if is_left && !known.contains(&path) && !is_used(&path) {
-                // Errors: the next server tries again.
+                // After an error the next server tries again.
                 let _ = self.control.stop(id);
                 let _ = self.control.delete(id);
             }
@@ -217,7 +217,7 @@ impl Devices {
     /// device may have its number.
     fn remove(&mut self, device: Device) {
         if device.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            // Errors: the device is gone already.
+            // It fails if the device is gone already.
             let _ = self.control.stop(device.id);
             let id = device.id;
             device.join();
@@ -415,8 +415,8 @@ impl Disk for Lost {
     }
 }
 
-/// For devices whose server was killed: answers their requests by errors. The devices go when this
-/// value is dropped.
+/// Answers requests of devices whose server was killed with errors. The devices go when this value
+/// is dropped.
 pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
     let config = ServerConfig {
         threads: 1,

@@ -42,9 +42,9 @@ enum Call {
 /// The reason why a watcher that parked came back.
 #[derive(PartialEq, Eq)]
 pub(crate) enum Parking {
-    /// It may not park: it is the last watcher.
+    /// The thread may not park, since it is the last watcher.
     Refused,
-    /// It was called back to watch.
+    /// Another thread called it back to watch.
     Called,
     /// It must leave, and does not watch any more.
     Left,
@@ -183,7 +183,7 @@ impl Rest for Watch {
         change(&mut self.parked().rota)
     }
 
-    /// Calls the thread that parked first, if there is one, to look at the rota.
+    /// Calls the thread that parked first, if there is one, to check the rota.
     fn wake_one(&self) {
         let mut parked = self.parked();
         if !parked.waiting.is_empty() {

@@ -24,7 +24,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// [`Call::result`] of a call that was not made yet: no call answers this.
+    /// [`Call::result`] of a call that was not made yet. No call returns this value.
     pub const NOT_MADE: i64 = -(1 << 30);
 }
 
@@ -66,8 +66,8 @@ impl Frame {
         std::ptr::from_ref(call).cast()
     }
 
-    /// The program's registers as if it had made the call itself: at its `syscall` or, if the call
-    /// was made, behind it with this answer.
+    /// The program's registers as if it had made the call itself: at its `syscall`, or behind it
+    /// with this answer if the call was made.
     ///
     /// # Safety
     /// The thread is in this call.
@@ -108,8 +108,8 @@ pub(crate) unsafe fn behind_site(bare: usize) -> usize {
 pub enum Outcome {
     /// The call was made: the program gets [`Call::result`].
     Done = 0,
-    /// It is made as it stands, with the program's own registers and stack: for calls that return
-    /// twice, on another stack or never.
+    /// The stub makes the call, with the program's own registers and stack. For calls that return
+    /// twice, on another stack, or never.
     Bare = 1,
     /// From the first function: nothing was done, and the second one gets the call.
     Undecided = 2,
@@ -127,7 +127,7 @@ pub struct Looks {
     /// `xmm15`. So it calls nothing of the C library, whose copies use all registers of the
     /// processor.
     pub first: Look,
-    /// The second one, for calls that the first leaves undecided; it decides.
+    /// The second function, which decides the calls that the first leaves undecided.
     pub second: Look,
 }
 
@@ -189,7 +189,7 @@ pub(crate) fn is_supported() -> bool {
     let (features, sizes) =
         unsafe { (std::arch::x86_64::__cpuid(1), std::arch::x86_64::__cpuid_count(0xd, 2)) };
     const OSXSAVE: u32 = 1 << 27;
-    // The AVX part is at its place in the standard form: then so are the others.
+    // If the AVX part is at its place in the standard form, so are the others.
     features.ecx & OSXSAVE != 0 && (sizes.ebx == 576 || sizes.ebx == 0)
 }
 

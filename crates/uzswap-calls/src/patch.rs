@@ -103,8 +103,8 @@ pub struct Patcher {
 }
 
 impl Patcher {
-    /// Sets the functions that look at calls, and directs the traps to the stubs. Replaces nothing
-    /// yet. Errors: a processor without XSAVE, a kernel without `membarrier`.
+    /// Sets the functions that handle calls, and directs the traps to the stubs. Replaces nothing
+    /// yet. Fails on a processor without XSAVE, or on a kernel without `membarrier`.
     pub fn new(looks: Looks) -> io::Result<Self> {
         if !entry::is_supported() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "a processor without XSAVE"));
@@ -128,8 +128,8 @@ impl Patcher {
     /// Safe in a signal handler.
     pub fn call_before(behind: usize) -> Option<(usize, u32)> {
         let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
-        // SAFETY: a stub of ours, which stays. Where it begins with `mov eax`, the number is its
-        // second to fifth byte.
+        // SAFETY: a stub of ours, which is never freed. Where it begins with `mov eax`, the number
+        // is its second to fifth byte.
         let (first, number) = unsafe {
             let first = *(stub as *const u8);
             (first, ((stub + 1) as *const u32).read_unaligned())
@@ -339,7 +339,7 @@ impl PreparedPatch {
             }
             put(site.address + 1, &[UD2]);
         }
-        // CPUs drop instructions fetched before. It was registered, so there is no error.
+        // CPUs drop instructions fetched before. `membarrier` was registered, so this cannot fail.
         let _ = membarrier(MembarrierCommand::PrivateExpeditedSyncCore);
         self.patched
     }

@@ -1,8 +1,8 @@
 //! Finds the `syscall` instructions of this process.
 //!
 //! The two bytes `0f 05` may be part of another instruction. So each pair is decoded from the
-//! beginning of its function, which the unwind tables give. It is a site only where an instruction
-//! begins there and is `syscall`.
+//! beginning of its function, which the unwind tables give. It is a site only if an instruction
+//! begins there, and that instruction is `syscall`.
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
@@ -88,7 +88,7 @@ impl Number {
 pub struct Module {
     /// Its name for the dynamic linker; empty for the program itself.
     pub name: String,
-    /// From its first address to its last.
+    /// Its addresses, from the first to the last.
     pub range: Range<usize>,
     /// The maximum number of bytes that its variables take in each thread, if it was loaded with
     /// the program.
@@ -376,7 +376,7 @@ fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
     (mov[0] == MOV_EAX && number < 512).then_some(number)
 }
 
-/// Bytes between two functions at most.
+/// The maximum bytes between two functions.
 const GAP_MAX: usize = 32;
 
 /// Space for a jump, within reach of a two-byte jump before `at`. It is padding as assemblers write

@@ -182,7 +182,7 @@ pub fn others<R>(
     next_turn();
     let mut asked: Vec<Asked> = Vec::new();
     let stopped = loop {
-        // In this order: a thread that exists now and is not stopped could make new threads.
+        // The order matters: a thread that exists now and is not stopped could make new threads.
         let staying = staying();
         let is_staying = |thread: i32| staying.iter().any(|one| one.thread == thread);
         let is_missing = |thread: &i32| {
@@ -217,7 +217,7 @@ pub fn others<R>(
     }
     let result = stopped.map(|staying| work(&staying));
     next_turn();
-    // There is no error that a valid address could meet.
+    // With a valid address this cannot fail.
     let _ = futex::wake(&TURN, futex::Flags::PRIVATE, i32::MAX as u32);
     result
 }

@@ -23,7 +23,7 @@ const fn row(number: u32, name: &'static str, treatment: Treatment) -> Row {
     Row { number, name, treatment }
 }
 
-/// More than the number of the kernel's calls.
+/// A bound above the number of the kernel's calls.
 pub const NUMBERS: usize = 512;
 
 /// The treatment of a call without a row.

@@ -34,7 +34,7 @@ fn first(call: &mut Call) -> Outcome {
     if call.number != libc::SYS_getppid as u64 {
         return Outcome::Undecided;
     }
-    // SAFETY: the call is made as the program asked for it.
+    // SAFETY: the program's own call.
     call.result = unsafe { raw(call.number, call.arguments) };
     Outcome::Done
 }
@@ -45,7 +45,7 @@ fn on_call(call: &mut Call) -> Outcome {
     }
     if call.number == libc::SYS_read as u64 {
         READS.fetch_add(1, Relaxed);
-        // SAFETY: the call is made as the program asked for it.
+        // SAFETY: the program's own call.
         call.result = unsafe { raw(call.number, call.arguments) };
         return Outcome::Done;
     }
@@ -88,7 +88,7 @@ fn without_ours(call: &mut Call) -> Outcome {
     }
     // SAFETY: the C library passes a set of eight bytes, as the kernel does.
     let set = unsafe { *(set as *const u64) } & !(1 << (libc::SIGILL - 1));
-    // SAFETY: as the program asked for it, except for that signal.
+    // SAFETY: the program's own call, except for that signal.
     call.result = unsafe { raw(call.number, [how, &raw const set as u64, old, bytes, 0, 0]) };
     Outcome::Done
 }

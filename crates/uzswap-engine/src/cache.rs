@@ -14,9 +14,9 @@
 //! Every outcome that a caller may expect is a value ([`Store`], [`Load`]). An error means that a
 //! stored page cannot be given back now.
 //!
-//! An entry's lock keeps its object alive while a thread reads it (see `index::entry`). A load
-//! leaves the entry as it was, because a block device may read a page again.
-//! [`Cache::load_exclusive`] drops the page.
+//! An entry's lock keeps its object alive while a thread reads it (see `index::entry`). A load does
+//! not change the entry, because a block device may read a page again. [`Cache::load_exclusive`]
+//! drops the page.
 
 mod attributes;
 mod check;
@@ -92,7 +92,7 @@ pub enum Placement {
         /// Its size.
         bytes: u16,
     },
-    /// With an object of several identical pages.
+    /// The page shares an object with identical pages.
     Shared {
         /// Its size.
         bytes: u16,

@@ -28,8 +28,8 @@ pub struct Config {
     pub pool_bytes_max: u64,
     /// First value of `compressor`.
     pub algorithm: Algorithm,
-    /// True if writes to the backing are encrypted and authenticated. They should be, unless a
-    /// layer below the backing does that.
+    /// True if writes to the backing are encrypted and authenticated. This should be true, unless a
+    /// layer below the backing encrypts.
     pub seals_backing: bool,
 }
 

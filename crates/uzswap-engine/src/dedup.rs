@@ -27,7 +27,7 @@ const CHUNK: usize = 1024;
 /// See the module.
 pub(crate) struct Candidates {
     buckets: ChunkedTable<Bucket, CHUNK>,
-    /// Chunks in use, a power of two.
+    /// The number of chunks in use, a power of two.
     count: AtomicUsize,
 }
 
@@ -97,7 +97,8 @@ impl Candidates {
             .or_else(|| (0..WAYS).find(|way| bucket.tags[*way].load(Relaxed) == 0))
             // Any way: the hash of a new page is random enough.
             .unwrap_or((hash >> 44) as usize % WAYS);
-        // A reader may see one of these stores without the other. It compares the pages.
+        // A reader may see one of these stores without the other. The reader then compares the
+        // pages.
         bucket.keys[way].store(key.0, Relaxed);
         bucket.tags[way].store(tag, Relaxed);
     }

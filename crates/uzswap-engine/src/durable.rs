@@ -175,7 +175,7 @@ unsafe impl Lasting for DurableAtomic<AtomicU64> {}
 
 /// A slice of values, in the process's memory or in memory that outlives it.
 pub(crate) enum Values<T> {
-    /// In the process's memory.
+    /// The values are in the process's own memory.
     Own(Box<[T]>),
     /// Invariant: `first` begins `count` values in a populated part of the memory.
     Lasting { first: NonNull<T>, count: usize, _memory: Arc<Durable> },

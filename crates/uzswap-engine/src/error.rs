@@ -100,7 +100,7 @@ pub enum CpuError {
     },
 }
 
-/// A section of the pool did not reach the requested state, and has its old one.
+/// A section of the pool did not reach the requested state, and has its old state.
 #[derive(Debug, thiserror::Error)]
 pub enum SectionError {
     /// No such section.

@@ -107,8 +107,9 @@ impl Lru {
         unlink(at, &mut list, key);
     }
 
-    /// Takes the oldest entry of a shard. Shards take turns, and neighbours go together. The caller
-    /// then locks the entry and checks it: it may be gone, or stored anew and back on the list.
+    /// Takes the oldest entry of a shard. Shards take turns, and neighbours are taken together. The
+    /// caller then locks the entry and checks it: it may be gone, or stored anew and back on the
+    /// list.
     pub(crate) fn pop(&self, at: &impl Links) -> Option<SwapEntry> {
         // Sixteen entries from a shard, and then the remaining neighbours of the last entry.
         let turn = self.turn.load(Ordering::Relaxed);
@@ -139,7 +140,7 @@ impl Lru {
         self.lists.iter().map(|list| lock(list).len).sum()
     }
 
-    /// All entries listed, each shard from old to new. For checks of a cache at rest.
+    /// All entries listed, each shard from old to new. Called by checks of a cache at rest.
     pub(crate) fn entries(&self, at: &impl Links) -> Vec<SwapEntry> {
         let mut entries = Vec::new();
         for list in &self.lists {

@@ -152,7 +152,7 @@ impl<T> PerCpu<T> {
         self.slots.iter().filter_map(CpuSlot::here)
     }
 
-    /// Slots that are not locked.
+    /// The slots that are not locked.
     pub(crate) fn iter_free(&self) -> impl Iterator<Item = Here<'_, T>> {
         self.slots.iter().filter_map(CpuSlot::try_here)
     }

@@ -19,7 +19,7 @@ pub(crate) struct Scratch {
     pub(crate) object: Page,
     /// A page decompressed for comparison.
     pub(crate) page: Page,
-    /// For pages in units; made with the first unit.
+    /// The buffers for pages in units, made with the first unit.
     unit: Option<UnitScratch>,
 }
 

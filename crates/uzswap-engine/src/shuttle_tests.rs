@@ -432,7 +432,7 @@ fn a_lookup_races_with_the_removal_of_its_trunk() {
                 let view = index.view();
                 let stale = view.get(key).unwrap();
                 let _held = view.lock(key).unwrap().dropped();
-                // It can be read, freed or not.
+                // The object can be read, whether it was freed or not.
                 assert_eq!(stale.peek().state(), State::Absent);
                 drop(view);
                 let _absent = index.view().lock_made(key).unwrap().stored(held.state());

@@ -333,7 +333,7 @@ impl Harness {
         assert!(expected.contains(&"online"));
     }
 
-    /// A section has its requested state or its old one, and none between.
+    /// A section has its requested state or its old one, but no state between.
     fn set_section(&self, section: usize, comes: bool) {
         let before = self.cache.section_states()[section];
         let (name, wanted) = match comes {

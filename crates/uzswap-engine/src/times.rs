@@ -13,7 +13,7 @@ const MIN_POWER: u8 = 10;
 /// Powers of two that bound times, from 1 µs to a minute.
 pub const POWERS: usize = (MAX_POWER - MIN_POWER + 1) as usize;
 
-/// Counts of times; any thread may count one.
+/// Counts of times. Any thread may count a time.
 pub struct Times(AtomicHistogram);
 
 /// The times that were counted until a moment.
@@ -64,7 +64,7 @@ impl Counted {
         Some(self.0.quantile_bucket(share).ok()??.end())
     }
 
-    /// By powers of two.
+    /// Counts by powers of two.
     pub fn by_power(&self) -> ByPower {
         let mut by_power = ByPower::default();
         for bucket in &self.0 {

@@ -62,7 +62,7 @@ fn count() {
     if IS_WATCHED.get() {
         uzswap_sync::held(|kind| {
             if !APART.iter().any(|apart| kind.ends_with(apart)) {
-                // In the first slot that is free or has this kind.
+                // Counts in the first slot that is free or has this kind.
                 let _ = HELD.iter().find(|slot| *slot.get_or_init(|| kind) == kind);
             }
         });

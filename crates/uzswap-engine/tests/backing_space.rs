@@ -145,7 +145,7 @@ fn a_backing_that_is_too_small_fills_and_loses_nothing() {
         assert_eq!(loaded == Load::Hit, seed.is_some());
         assert!(seed.is_none_or(|seed| page == page_of(Content::Mixed, seed)));
     }
-    // Once half of the pages are gone there is room again.
+    // After half of the pages are gone there is room again.
     (0..PAGES).step_by(2).for_each(|offset| churn.invalidate(offset));
     churn.cache.shrink(usize::MAX);
     churn.cache.maintain().unwrap();

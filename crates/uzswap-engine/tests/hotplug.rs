@@ -18,7 +18,7 @@ fn online(cache: &Cache) -> Vec<usize> {
     (0..states.len()).filter(|cpu| states[*cpu] == "online").collect()
 }
 
-/// A CPU that can be taken off; `None` where there is only one.
+/// A CPU that can be taken offline; `None` if there is only one CPU.
 fn spare(cache: &Cache) -> Option<usize> {
     let online = online(cache);
     if online.len() < 2 {

@@ -145,7 +145,7 @@ fn a_page_that_was_loaded_gets_a_second_chance() {
     let written = (100..1024).filter(|offset| on_backing(*offset)).count();
     assert!((256..400).contains(&written), "{written}");
     assert_oldest_written(&cache, area, 100..1024);
-    // The chance is used up: pages that are not loaded again go when their turn comes.
+    // The second chance is used up: pages that are not loaded again leave in their turn.
     cache.shrink(usize::MAX);
     assert!((0..1024).all(on_backing));
     (0..1024).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
@@ -289,7 +289,7 @@ fn a_backing_beyond_the_reach_of_places_is_refused() {
 fn a_store_that_finds_no_descriptor_waits_a_moment_for_one_and_is_then_rejected() {
     let setup = Setup { pages: 1 << 16, pool_bytes: 16 << 20, ..Setup::default() };
     let (cache, area, _) = setup.make();
-    // Some frames to a descriptor, then one to each.
+    // Several frames for each descriptor, then one frame for each.
     let several = (0..area.pages()).find(|offset| {
         let _ = store(&cache, area, *offset, Content::Mixed);
         statistic(&cache, "pool_total_size") >= 14 << 20

@@ -13,7 +13,8 @@ use uzswap_sys::process;
 
 const PAGES: u32 = 6000;
 
-/// A cache of two nodes, each with every other CPU. They are pretended, so every machine will do.
+/// A cache of two nodes, each with every other CPU. The nodes are pretended, so the test runs on
+/// every machine.
 fn cache(pool_bytes: u64) -> (Cache, Area) {
     let config = Config {
         pages_max: PAGES,
@@ -29,7 +30,7 @@ fn cache(pool_bytes: u64) -> (Cache, Area) {
     (cache, area)
 }
 
-/// A CPU of each node; `None` where there is only one.
+/// A CPU of each node; `None` if there is only one CPU.
 fn cpus() -> Option<[usize; 2]> {
     let allowed = CpuSet::of_caller();
     let of = |node: usize| (0..64).find(|cpu| allowed.has(*cpu) && cpu % 2 == node);
@@ -319,7 +320,7 @@ fn nodes_come_and_go_under_load_and_every_page_is_right() {
     check(&cache, area, 3000);
 }
 
-/// On a machine that has nodes. The kernel reports the node of each page of this process.
+/// This needs a machine that has nodes. The kernel reports the node of each page of this process.
 #[test]
 fn memory_lies_on_real_nodes() {
     let machine = Nodes::of_machine();

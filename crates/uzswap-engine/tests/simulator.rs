@@ -246,7 +246,7 @@ impl World {
                 None if noise.below(2) == 0 => Content::pick(noise.word()),
                 _ => usual,
             };
-            // Few seeds: some pages are the same.
+            // Few seeds, so that some pages are the same.
             let seeds = if role.content.is_some() { u64::MAX } else { 1000 };
             self.act(thread, kind, offset, (content, noise.below(seeds)), &mut noise);
             if next >= own.end {
@@ -510,8 +510,8 @@ fn try_seeds(bits: u64) {
     let seconds = asked.unwrap_or(30);
     let start = Instant::now();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // The short run shows the effect of a change: the same histories each time. The long one tries
-    // others.
+    // The short run shows the effect of a change: the same histories each time. The long form of
+    // the test tries other seeds.
     let first = bits | if asked.is_some() { now.unwrap().as_secs() << 20 } else { 1 << 32 };
     let (mut histories, mut steps) = (0, 0);
     while start.elapsed() < Duration::from_secs(seconds) {

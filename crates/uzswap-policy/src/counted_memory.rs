@@ -22,7 +22,7 @@ const OPEN_BYTES: u64 = 8192;
 /// One part in this many of the memory stays for pages.
 const PART_FOR_PAGES: u64 = 8;
 
-/// Where a page is.
+/// The location of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageLocation {
     Nowhere,

@@ -25,7 +25,7 @@ const FEW: u64 = 2500;
 const GROWS: u64 = 16;
 const FALLS: u64 = 1;
 
-/// Counts for which a process is the first: 20 seconds. Then it is the last.
+/// Counts for which a process is the first: 20 seconds. Then that process becomes the last.
 const TURN: u32 = 100;
 
 /// See the module. The default is no favour.

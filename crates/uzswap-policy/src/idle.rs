@@ -30,7 +30,7 @@ const UNDONE: u64 = 16;
 /// A process that faults after this many steps or fewer was not idle.
 const TRIED: u64 = 4;
 
-/// Counts that such a process waits, the first time and at most.
+/// The number of counts for which such a process waits, the first time and at most.
 const WAIT_MIN: u64 = 8;
 const WAIT_MAX: u64 = 128;
 
@@ -53,7 +53,7 @@ pub struct FaultCounts {
     pub own: u64,
     /// Of all others.
     pub others: u64,
-    /// Number of the others.
+    /// The number of other processes.
     pub processes: u64,
 }
 
@@ -131,7 +131,7 @@ mod tests {
     fn one_that_uses_all_it_has_is_tried_less_and_less_often() {
         let (mut idle, mut tried) = (Idleness::default(), Vec::new());
         for count in 0..400 {
-            // It has no fault until something is taken away.
+            // It has no fault until it loses memory.
             let own = if idle.most() == u64::MAX { 0 } else { 400 };
             idle = idle.after(faults(own, 5000), 6400);
             if idle.most() != u64::MAX {

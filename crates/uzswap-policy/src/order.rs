@@ -131,7 +131,7 @@ pub struct Order {
     policy: PagerPolicy,
     /// Passes of each level.
     tenure: [f32; LEVELS],
-    /// Pages that left and came back, the latest counting most.
+    /// The pages that left and came back; later ones count more.
     departed: [f32; LEVELS],
     returned: [f32; LEVELS],
     /// Pages that were compared and had not changed, likewise.
@@ -141,7 +141,7 @@ pub struct Order {
     seen: Seen,
     /// Departures since tenures were last set.
     since: u64,
-    /// Departures in a pass of the hand, the latest counting most, and in the present pass.
+    /// The departures in a pass of the hand (later passes count more), and in the present pass.
     in_pass: f32,
     in_this_pass: u64,
     noise: u64,

@@ -98,7 +98,7 @@ impl Step {
 pub struct ReplayCounts {
     /// All touches.
     pub touches: u64,
-    /// Touches of pages that were out, or had never been touched.
+    /// Touches of pages that were absent, or had never been touched.
     pub misses: u64,
     /// First touches of pages: misses that no policy can avoid.
     pub first: u64,
@@ -189,7 +189,7 @@ pub fn simulate(
 }
 
 /// Removes the page with the smallest key when there is no room. `key` gives a page's key after a
-/// touch. With 0 the page keeps the key that it had when it came.
+/// touch. With 0 the page keeps the key with which it came in.
 fn queue(
     steps: &[Step],
     pages: usize,
@@ -199,7 +199,7 @@ fn queue(
 ) -> ReplayCounts {
     let mut counts = ReplayCounts::default();
     let mut memory = Memory::new(pages, bytes);
-    // Of each page: its key, and its bytes in the pool.
+    // The key of each page, and its bytes in the pool.
     let mut known = vec![(0, 0); pages];
     let mut there = BTreeSet::new();
     for (at, step) in steps.iter().enumerate() {
@@ -310,7 +310,7 @@ mod tests {
         (touch / 10 + 6000 - back) % PAGES
     }
 
-    /// Of 1000 touches, those that miss, and those of staged pages.
+    /// The misses of 1000 touches, and the touches of staged pages.
     fn shares(policy: Policy, trace: &[u32]) -> (u64, u64) {
         let counts = replay(policy, trace, CAPACITY, trace.len() / 2);
         (counts.misses * 1000 / counts.touches, counts.staged * 1000 / counts.touches)

@@ -8,13 +8,13 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use uzswap_tree::front::{Front, QUEUED_LEAST};
 
-/// The C library does not take larger blocks from its heap at first.
+/// At the start the C library does not take larger blocks from its heap.
 pub const LARGE: usize = 128 << 10;
 
 /// Consecutive checks that may be skipped. If the heap cannot grow, memory may have another source.
 const LEFT_OUT_MAX: u32 = 3;
 
-/// The end of the heap at first.
+/// The end of the heap at the start.
 static HEAP_END: AtomicUsize = AtomicUsize::new(0);
 /// Bytes asked for in large blocks.
 static LARGE_BYTES: AtomicUsize = AtomicUsize::new(0);

@@ -315,7 +315,7 @@ unsafe fn stat_at(folder: c_int, path: *const c_char, status: *mut stat, flags: 
     // SAFETY: the caller's arguments; the functions have these forms, by their names.
     unsafe {
         let result = match FSTATAT.get(0) {
-            // Before glibc 2.33 there is no `fstatat`.
+            // glibc has no `fstatat` before 2.33.
             0 => {
                 let arguments = [folder as u64, path as u64, status as u64, flags as u64, 0, 0];
                 answer(raw(libc::SYS_newfstatat, arguments)) as c_int
@@ -383,7 +383,7 @@ unsafe fn without_our_threads(result: c_int, path: *const c_char, status: *mut s
     result
 }
 
-/// `PR_SET_SYSCALL_USER_DISPATCH`: calls of ours would become signals of the program's.
+/// `PR_SET_SYSCALL_USER_DISPATCH`: our calls would become signals of the program's.
 const SET_DISPATCH: c_int = 59;
 
 /// Makes a system call by which the program may restrict its later ones (seccomp), and notes that
@@ -418,7 +418,7 @@ unsafe extern "C" fn prctl(operation: c_int, a: u64, b: u64, c: u64, d: u64) -> 
 }
 
 /// The agent must know the memory that a device uses before it takes the program over, so such a
-/// call loads the agent. After the takeover the agent sees the call itself.
+/// call loads the agent. After the take-over the agent sees the call itself.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(file: c_int, number: c_ulong, argument: u64) -> c_int {
     if devices::hands_over(number as u32) && front().is_some() && !crate::is_filtered() {

@@ -208,8 +208,8 @@ fn wait(front: &Front) {
 #[cold]
 fn look(front: &Front, more: usize, may_wait: bool) {
     if front.is_forked() {
-        // It was forked past the C library, whose handlers have not run.
-        // SAFETY: after a fork the program has one thread.
+        // The process was forked past the C library, whose handlers have not run. SAFETY: after a
+        // fork the program has one thread.
         unsafe { in_child() };
     }
     if let Some(hooks) = loading::hooks() {

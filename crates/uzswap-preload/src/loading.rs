@@ -25,7 +25,7 @@ const PATIENCE: u32 = 100;
 const NOT_LOADED: u32 = 0;
 /// A thread loads the agent.
 const LOADING: u32 = 1;
-/// Loading has ended, well or not, and is not tried again.
+/// Loading has succeeded or failed, and is not tried again.
 const ENDED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_LOADED);
@@ -123,7 +123,7 @@ pub fn give_up(reason: &[&[u8]]) {
 /// library's file would have the lowest free number, and a program that closes all its descriptors
 /// would close it while the dynamic linker reads it. The caller's signals are blocked.
 fn open_apart() -> *const Hooks {
-    // SAFETY: the caller's thread takes no signals of the program's.
+    // SAFETY: the thread of the caller blocks the program's signals.
     let opened = unsafe { thread::run(open_in_own_table) };
     opened.map_or_else(open, |hooks| hooks.cast::<Hooks>().cast_const())
 }

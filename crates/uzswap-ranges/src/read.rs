@@ -9,9 +9,10 @@ use uzswap_sync::{self as sync, Backoff};
 impl SkipList {
     /// Reads the leaf whose span contains `point`, as it was at one moment of the call.
     ///
-    /// A dead leaf is good enough. It was on the list at some moment of the call: a leaf that links
-    /// to it was, and such leaves are removed before a dead one. The dead leaf owned its span then.
-    /// If it was not dead and empty at that moment, it became so later in the call.
+    /// A dead leaf is good enough. The leaf was on the list at some moment of the call, because a
+    /// leaf that links to it was, and such leaves are removed before a dead one. The dead leaf
+    /// owned its span then. If it was not dead and empty at that moment, it became so later in the
+    /// call.
     fn read_owner<R>(&self, point: u64, mut read: impl FnMut(&Leaf) -> R) -> R {
         let pinned = &sync::pin();
         // No range contains the last point of the space, and no span does.

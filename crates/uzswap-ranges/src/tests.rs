@@ -189,8 +189,8 @@ fn the_list_is_a_map() {
     }
 }
 
-/// A few threads on a few leaves; tests/stress.rs has many on many. This one is for Miri, which
-/// also shows threads old values where the memory order allows them.
+/// A few threads on a few leaves; tests/stress.rs has many threads on many leaves. This one is for
+/// Miri, which also shows threads old values where the memory order allows them.
 #[test]
 fn threads_meet() {
     const THREADS: u64 = 3;

@@ -31,8 +31,8 @@ const WINDOW_MAX: usize = 1 << 43;
 /// A mapping is long if it is at least this many times the budget: closing each of its pages would
 /// take tables of a 64th of the budget.
 const LONG: u64 = 8;
-/// If the kernel lists pages only one by one (before Linux 6.7), no longer range is looked through:
-/// this takes some tenths of a second.
+/// The longest range that is searched if the kernel lists pages only one by one (before Linux 6.7).
+/// The search takes some tenths of a second.
 const BLIND: usize = 256 << 30;
 
 /// The pages that an adopted range may have.
@@ -292,7 +292,7 @@ impl Inner {
         let mut charged = 0;
         for ((page, is_there), is_guard) in pages.clone().zip(&there[..known]).zip(&guards) {
             if *is_guard {
-                // A guard of the program's own: an access must fail.
+                // The page is a guard of the program's own: an access must fail.
                 space.put(page, ADOPTED, Word::UNTOUCHED);
                 continue;
             }
@@ -377,7 +377,7 @@ impl Inner {
         }
     }
 
-    /// Gives the first of these pages back to the program, and those after it that the same step
+    /// Gives the first of these pages back to the program, and those behind it that the same step
     /// can take. Returns the next page.
     pub(crate) fn release_from(&self, space: &Space, pages: Range<u32>) -> u32 {
         let empty = self.release_empty(space, pages.clone());

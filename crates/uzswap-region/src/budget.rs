@@ -76,7 +76,7 @@ impl Budget {
     }
 
     /// Lets threads have the pages that the cache is about to take, until its size is set again.
-    /// For a time at which no page can be taken out.
+    /// Called when no page can be taken out.
     pub(crate) fn lend_ahead(&self) {
         self.limit.fetch_add(self.ahead.swap(0, Relaxed), Relaxed);
     }
@@ -238,11 +238,11 @@ impl Budget {
     /// Makes reclaim look. Costs a fence and a load if it was rung already.
     pub(crate) fn ring(&self) {
         // Pairs with the fence in `Bell::wait`: if this thread finds the bell rung, the thread that
-        // takes the ring sees the change. Without the fences a processor could look at the bell
-        // before the change is visible, and reclaim would sleep with work to do.
+        // takes the ring sees the change. Without the fences a processor could read the bell before
+        // the change is visible, and reclaim would sleep with work to do.
         fence(SeqCst);
         if !self.bell.is_rung() {
-            // A few threads wait: all look, and one finds the work.
+            // Only a few threads wait. All check, and one finds the work.
             self.bell.ring();
         }
     }
@@ -272,7 +272,7 @@ impl Bell {
         while self.0.swap(0, AcqRel) == 0 {
             wait(&self.0, 0);
         }
-        // Before the caller looks for work: see `Budget::ring`.
+        // The fence comes before the caller looks for work: see `Budget::ring`.
         fence(SeqCst);
     }
 }
@@ -284,6 +284,6 @@ pub(crate) fn wait(word: &AtomicU32, value: u32) {
 }
 
 pub(crate) fn wake_all(word: &AtomicU32) {
-    // There is no error that a valid address could meet.
+    // With a valid address this cannot fail.
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }

@@ -107,7 +107,7 @@ impl PagerBuilder {
         self
     }
 
-    /// The means by which pages leave and come back. By default the fastest of the mode.
+    /// The means by which pages leave and come back. The default is the fastest means of the mode.
     pub fn means(mut self, means: Means) -> Self {
         self.means = Some(means);
         self

@@ -79,7 +79,7 @@ impl Copy {
         inherited.map(|()| Some(copy))
     }
 
-    /// In the parent: other forks do not inherit the regions.
+    /// Restores the parent: other forks do not inherit the regions.
     pub(crate) fn keep_apart(&self) {
         for part in &self.parts {
             let done = part.space.set_inherited(false);
@@ -87,7 +87,7 @@ impl Copy {
         }
     }
 
-    /// In the child: puts the regions in place. After an error the child has no regions, and
+    /// Puts the regions in place in the child. After an error the child has no regions, and
     /// touching one is a SIGSEGV. Allocates nothing and takes no lock.
     pub(crate) fn put_in_place(&self) -> io::Result<()> {
         let covered = self.cover();

@@ -205,7 +205,7 @@ impl Inner {
         self.generation.load(Relaxed)
     }
 
-    /// In a forked child that has all of its parent's pager: makes the pager this process's own.
+    /// Makes the pager this process's own, in a forked child that has all of its parent's pager.
     pub(crate) fn adopt_process(&self) {
         self.generation.store(steady::generation(), Relaxed);
     }

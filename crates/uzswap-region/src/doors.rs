@@ -79,7 +79,7 @@ impl Means {
         last
     }
 
-    /// Tries these means. Errors: the reason why this process may not use them.
+    /// Tries these means. The error has the reason why this process may not use them.
     pub fn check(self) -> Result<(), Error> {
         let door = open(self.mode(), Some(self))?;
         match self {

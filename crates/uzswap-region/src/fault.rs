@@ -60,9 +60,10 @@ pub(crate) fn serve(fault: Fault) -> bool {
 /// The room for a page that comes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Credit {
-    /// It is waited for.
+    /// The thread waits for room.
     Awaited,
-    /// It is taken, beyond the budget if need be: others wait for this thread.
+    /// The thread takes the room, beyond the budget if need be, because others wait for this
+    /// thread.
     Taken,
 }
 
@@ -449,7 +450,7 @@ fn take_neighbours(
     taken
 }
 
-/// Something else refers to the page that was to be moved.
+/// The kernel holds another reference to the page that was to be moved.
 pub(crate) fn is_busy(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
 }

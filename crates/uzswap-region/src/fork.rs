@@ -135,7 +135,7 @@ fn say_why(fault: Fault) -> bool {
             "this process is a fork and touched a region of its parent, which it does not inherit; \
              start it anew (spawn), copy what it needs before the fork, or have regions copied"
         )),
-        // The region was unmapped: an error of the program's own.
+        // The region was unmapped, which is the program's own error.
         (OnFork::PrivateCopy, 0) | (OnFork::Whole, _) => {}
         (OnFork::PrivateCopy, why) => say(format_args!(
             "this process is a fork and touched a region of its parent, which could not be copied: \

@@ -107,7 +107,7 @@ impl BeforeFork {
         Ok(())
     }
 
-    /// In the parent: everything continues.
+    /// Ends the fork in the parent: everything continues.
     pub fn in_parent(self) {
         let pager = self.pager.clone();
         self.end();
@@ -266,7 +266,8 @@ impl Inner {
             };
             let address = space.address(page);
             if is_out || word.kind() == Kind::Empty {
-                // With userfaultfd the page can be touched: nothing is registered in a child.
+                // With userfaultfd the page can be touched, because nothing is registered in a
+                // child.
                 let _ = self.door.let_zeros_in(address..address + PAGE_BYTES, true);
             }
             if is_out {

@@ -19,7 +19,7 @@ macro_rules! counts {
         /// The counts of lanes.
         #[derive(Debug, Clone, Copy)]
         pub(crate) enum Count { $($variant),* }
-        /// Their names, in the order of [`Count`].
+        /// The names of the counts, in the order of [`Count`].
         pub(crate) const COUNTS: [&str; COUNT] = [$($name),*];
         const COUNT: usize = [$($name),*].len();
     };
@@ -168,7 +168,7 @@ impl Lanes {
     }
 
     /// Takes the pages that free lanes have charged for later, and returns their number. Each CPU
-    /// has some, so with many CPUs they are much of a small budget.
+    /// has such pages, so with many CPUs they are a large part of a small budget.
     pub(crate) fn take_charged(&self) -> i64 {
         let all = self.lanes.iter().chain([&self.ahead]);
         all.filter_map(|lane| lane.try_lock().ok()).map(|mut lane| lane.take_charged()).sum()

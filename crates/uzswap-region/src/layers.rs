@@ -43,8 +43,8 @@ use uzswap_sys::{process, shared};
 const FILES: usize = 6;
 /// A child gets a copy of a top with at most this many granules (1 MiB).
 const COPIED: u64 = 256;
-/// Bytes of a granule. A write begins at a granule. If it ends within one, the rest of that granule
-/// is not read before it is written.
+/// Bytes of a granule. A write begins at a granule. If a write ends within a granule, the rest of
+/// that granule is not read before it is written.
 const GRANULE: u64 = PAGE_BYTES as u64;
 
 /// Clones are the same backing.
@@ -105,8 +105,9 @@ impl Layers {
         files.chain([&self.0.empty]).map(AsRawFd::as_raw_fd).collect()
     }
 
-    /// Makes the child's top. No thread reads or writes until the fork was made, or failed. Errors:
-    /// the disk has no room, or the process may not have another file; then nothing has changed.
+    /// Makes the child's top. No thread reads or writes until the fork was made, or failed. Fails
+    /// if the disk has no room, or if the process may not have another file. Nothing has changed
+    /// then.
     pub(crate) fn before_fork(&self) -> io::Result<ForChild> {
         let inner = &*self.0;
         inner.close_unused()?;
@@ -172,8 +173,8 @@ impl Inner {
         (0..FILES).filter(move |&number| number != top && self.counts[number].load(Relaxed) == 0)
     }
 
-    /// Copies the smaller half of the layers into one; returns the number of a file that is unused
-    /// now.
+    /// Copies the smaller half of the layers into one layer, and returns the number of a file that
+    /// is unused now.
     fn join_smallest(&self) -> io::Result<usize> {
         let top = self.top.load(Relaxed);
         let mut layers: Vec<_> = (0..FILES).filter(|number| *number != top).collect();
@@ -277,7 +278,7 @@ fn granules(offset: u64, bytes: usize) -> Range<u64> {
     offset / GRANULE..(offset + bytes as u64).div_ceil(GRANULE)
 }
 
-/// Errors: the program has limited the size of its files to less.
+/// Fails if the program has limited the size of its files to less.
 fn check_limit(end: u64) -> io::Result<()> {
     if process::may_write_to(end) { Ok(()) } else { Err(Errno::FBIG.into()) }
 }

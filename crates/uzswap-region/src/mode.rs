@@ -13,9 +13,9 @@ pub enum Mode {
     /// Threads of the pager's own. System calls may be given any memory of a region. Needs access
     /// to `/dev/userfaultfd`, the sysctl `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`.
     HandlerThreads,
-    /// As [`Self::InThread`], in a handler of SIGSEGV: pages that are out may not be accessed, or
-    /// have guards in their places ([`Means`]). For memory that is adopted
-    /// ([`crate::Pager::adopt`]) where userfaultfd is denied; slower.
+    /// As [`Self::InThread`], in a handler of SIGSEGV: absent pages may not be accessed, or have
+    /// guards in their places ([`Means`]). For memory that is adopted ([`crate::Pager::adopt`])
+    /// where userfaultfd is denied; slower.
     Protection,
 }
 
@@ -28,7 +28,7 @@ pub enum Means {
     Copies,
     /// Guards in their places (Linux 6.15). Needs `/proc/self/mem`, as does the next.
     Guards,
-    /// Pages that are out may not be accessed.
+    /// Absent pages may not be accessed.
     Protection,
 }
 

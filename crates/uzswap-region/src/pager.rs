@@ -46,7 +46,7 @@ impl Pager {
         self.inner().budget.set_patient(is_patient);
     }
 
-    /// True if a thread waits for a larger budget: no page can be evicted any more.
+    /// True if a thread waits for a larger budget, because no page can be evicted any more.
     pub fn is_starved(&self) -> bool {
         self.inner().budget.is_starved()
     }

@@ -1,5 +1,5 @@
-//! Pages that stay in memory: the kernel reads or writes them for a call of the program's, or of
-//! another process's.
+//! Pins pages in memory, because the kernel reads or writes them for a call of the program, or of
+//! another process.
 
 use crate::core::registry;
 use crate::core::space::Space;
@@ -60,7 +60,8 @@ impl Pager {
         }
     }
 
-    /// Has pages leave until there is room for some, unless none can at present; true if there is.
+    /// Has pages leave until there is room for `pages` pages, unless none can leave at present.
+    /// True if there is room.
     pub fn make_room(&self, pages: usize) -> bool {
         let inner = self.inner();
         let has_room = || inner.budget.room() >= pages as i64;

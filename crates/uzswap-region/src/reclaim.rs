@@ -65,7 +65,7 @@ impl Inner {
     /// Takes pages out until there is room.
     fn reclaim(&self) {
         self.maintain();
-        // Consecutive batches from which no page was stored.
+        // The number of consecutive batches from which no page was stored.
         let mut refused = 0;
         let mut idle = 0;
         for turn in 1u32.. {
@@ -108,8 +108,8 @@ impl Inner {
         }
     }
 
-    /// Takes victims out; true if there is nothing to do. Counts the consecutive times that no page
-    /// could be taken, and that none was stored.
+    /// Takes victims out; true if there is nothing to do. Counts consecutive rounds in which no
+    /// page could be taken, and in which none was stored.
     fn take_out(&self, idle: &mut usize, refused: &mut usize) -> bool {
         self.door.tend();
         self.drop_copies();
@@ -365,7 +365,8 @@ impl Inner {
         (moved, moved + 1)
     }
 
-    /// Stores the pages of the batch queued longest; returns the number of pages that are out now.
+    /// Stores the pages of the oldest batch in the queue, and returns the number of pages that have
+    /// left.
     pub(crate) fn store_oldest(&self) -> usize {
         let Some(number) = self.staging.take_oldest() else { return 0 };
         let batch = self.staging.batch(number);

@@ -83,13 +83,13 @@ pub struct RegionRef {
 }
 
 impl RegionRef {
-    /// Where it begins; aligned to 2 MiB, zeros at first, good for reads and writes of
-    /// [`Self::len`] bytes while the region lives.
+    /// The region's start, aligned to 2 MiB. Valid for reads and writes of [`Self::len`] bytes
+    /// while the region lives. The memory is zeros at the start.
     pub fn as_ptr(&self) -> NonNull<u8> {
         NonNull::new(self.space.base() as *mut u8).expect("no mapping begins at 0")
     }
 
-    /// Its size, bytes, as asked for.
+    /// The region's size in bytes, as requested.
     pub fn len(&self) -> usize {
         self.space.bytes()
     }
@@ -105,8 +105,8 @@ impl RegionRef {
     }
 
     /// Brings a range of bytes in and keeps it in memory, at the same addresses, until the value is
-    /// dropped. So a system call or a device may use it. Errors: a range beyond the region; more
-    /// than half of the budget would be pinned.
+    /// dropped. So a system call or a device may use it. Fails if the range is beyond the region,
+    /// or if more than half of the budget would be pinned.
     pub fn pin(&self, range: Range<usize>) -> Result<Pinned, Error> {
         self.check()?;
         let pages = self.space.pages_of(&range, false)?;

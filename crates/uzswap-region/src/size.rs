@@ -52,7 +52,7 @@ pub(crate) fn parse_size(what: &'static str, text: &str) -> Result<u64, Error> {
 
 /// The bytes of a budget, if the machine can have it.
 pub(crate) fn check_memory(bytes: u64) -> Result<u64, Error> {
-    // Asked once: a file that is opened takes a descriptor of the program's for a moment.
+    // Read only once, because opening a file takes one of the program's descriptors for a moment.
     static MOST: OnceLock<u64> = OnceLock::new();
     let ask = || cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
     let most = *MOST.get_or_init(ask);

@@ -51,7 +51,7 @@ struct Lists {
     queued: VecDeque<u32>,
 }
 
-/// A batch's frames: those that have memory, and their owners. The thread that has the batch writes
+/// The frames of a batch: which have memory, and their owners. The thread that has the batch writes
 /// both; a thread that takes a page back clears the page's bit.
 pub(crate) struct Batch {
     present: AtomicU64,

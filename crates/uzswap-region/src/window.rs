@@ -36,10 +36,10 @@ use uzswap_sys::uffd::Uffd;
 use uzswap_sys::{cpu, map};
 use uzswap_tree::{Figures, Remote};
 
-/// The fate of pages that a call of the program's has changed.
+/// The result for pages that a call of the program has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// They are not the pager's any more: they were unmapped, or another mapping took their place.
+    /// They no longer belong to the pager: they were unmapped, or another mapping took their place.
     Gone,
     /// They read as zeros.
     Zeroed,
@@ -147,8 +147,8 @@ impl Pager {
         }
     }
 
-    /// True if a page is adopted, and not in its place. Pages that were never used do not count:
-    /// the kernel reports them itself.
+    /// True if a page is adopted but absent. Pages that were never used do not count: the kernel
+    /// reports them itself.
     pub fn is_out(&self, address: usize) -> bool {
         find(address).is_some_and(|(space, page)| {
             let is_out =
@@ -162,7 +162,7 @@ impl Pager {
         let most = cpu::memory_info().map_or(u64::MAX >> 1, |memory| memory.total);
         // An error would mean that the process has no pager any more.
         let _ = self.set_memory(most);
-        // After this no page is on its way out, and no more follow.
+        // After this no page is on its way out, and no further page leaves.
         drop(steady::unsteady());
         let windows: Vec<_> = self.inner().regions().values().cloned().collect();
         for space in windows {
@@ -203,8 +203,8 @@ impl Pager {
         windows.into_iter().for_each(|window| self.release(window));
     }
 
-    /// Compresses the adopted pages of a range now, except pinned ones. Errors: there is no room
-    /// for all of it, and the rest stays.
+    /// Compresses the adopted pages of a range now, except pinned ones. Fails if there is no room
+    /// for all of it. Then the rest stays.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
         let inner = self.inner();
         for (space, pages) in windows(range) {
@@ -214,10 +214,10 @@ impl Pager {
         Ok(())
     }
 
-    /// Makes a call that moves a mapping (`mremap`), and may change its length to `bytes`. Its
-    /// pages move along. `source` is the later state of their old addresses. `call` returns the new
-    /// address, or `None` if it failed. Pages by which the mapping grows are adopted as well; those
-    /// by which it shrinks were unmapped.
+    /// Makes a call that moves a mapping (`mremap`), and may change its length to `bytes`. The
+    /// pages move with it. `source` is the later state of their old addresses. `call` returns the
+    /// new address, or `None` if it failed. Pages by which the mapping grows are adopted as well;
+    /// those by which it shrinks were unmapped.
     ///
     /// # Safety
     /// As of [`Self::adopt`], for the new addresses, of which nothing is adopted.
@@ -235,7 +235,7 @@ impl Pager {
         // The staging area knows the pages in its frames by their old addresses.
         let pages: Vec<Taken> = pages.into_iter().map(|taken| inner.unstage(taken)).collect();
         // The kernel ends the registration of the mapping at the new place. If the kernel had
-        // joined the mapping with a neighbour, the neighbour's registration would end, too, and its
+        // merged the mapping with a neighbour, the neighbour's registration would end, too, and its
         // pages would read as zeros. An error means that there are several mappings, which the
         // kernel does not move in one call.
         let _ = map::set_joined(whole.clone(), false);

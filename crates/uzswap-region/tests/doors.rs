@@ -145,7 +145,7 @@ fn share_pages(means: Means) {
     assert!(used <= pager.memory() * 105 / 100, "{means:?}: {used}");
 }
 
-/// The budget is kept at all looks except a few in a thousand, which read the figures while other
+/// The budget is kept at all checks except a few in a thousand, which read the figures while other
 /// threads write them.
 fn keep_to_the_budget(pager: &Pager, end: Instant) {
     let (mut looks, mut beyond) = (0, Vec::new());
@@ -161,7 +161,7 @@ fn keep_to_the_budget(pager: &Pager, end: Instant) {
 }
 
 /// Writes, checks, drops and sends out every fourth page, which is this thread's own. It also reads
-/// pages that no thread writes, and must never find one half filled.
+/// pages that no thread writes, and must never find a half-filled page.
 fn use_pages(
     (own, shared): (Memory, Memory),
     pager: &Pager,
@@ -357,8 +357,8 @@ fn fork_while_threads_touch(means: Means) {
     });
 }
 
-/// The child checks each page, which is at the version noted or on the way to the next, and writes
-/// all.
+/// The child checks each page, which has the noted version or is between it and the next. Then it
+/// writes all pages.
 fn fork_and_check(pager: &Pager, memory: Memory, versions: &[AtomicU32]) -> ExitStatus {
     let still = pager.before_fork().unwrap();
     // SAFETY: the child runs the code below, and ends.
@@ -535,7 +535,7 @@ fn have_a_guard(means: Means) {
     let own = File::open("/proc/self/mem").unwrap();
     assert!(own.read_at(&mut byte, guarded as u64).is_err(), "{means:?}: it is a guard");
     assert!(!pager.has_adopted(guarded as usize..guarded as usize + PAGE));
-    // The kernel finds none, either.
+    // The kernel finds no page, either.
     let mut zero = File::open("/dev/zero").unwrap();
     // SAFETY: the kernel refuses to write there.
     let bytes = unsafe { std::slice::from_raw_parts_mut(guarded.cast::<u8>(), PAGE) };

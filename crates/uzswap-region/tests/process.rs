@@ -405,7 +405,7 @@ fn resident_bytes() -> usize {
 }
 
 /// Codecs' contexts of two CPUs and stacks of two threads, which the budget does not count. They
-/// are larger, as are tables and the heap, where the kernel makes huge pages unasked.
+/// are larger, as are tables and the heap, if the kernel makes huge pages unasked.
 fn besides() -> usize {
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     if huge.is_ok_and(|text| text.contains("[always]")) { 8 * MIB } else { 3 * MIB }

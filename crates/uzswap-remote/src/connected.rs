@@ -65,8 +65,8 @@ impl Connected {
         if self.store.address().copies == 0 { most } else { most + self.bytes_max(most) }
     }
 
-    /// Makes the backing over a local one, of which at most `most` bytes are used. Errors: there is
-    /// no local one for a second copy; no memory.
+    /// Makes the backing over a local one, of which it uses at most `most` bytes. Fails without
+    /// memory, or without a local backing for a second copy.
     pub fn over(self, local: Box<dyn Backing>, most: u64) -> Result<Tiers, ConnectError> {
         let address = self.store.address().clone();
         let slots = (local.bytes() / SEGMENT_BYTES as u64) as usize;

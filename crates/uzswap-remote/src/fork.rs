@@ -29,8 +29,8 @@ impl Tiers {
     }
 
     /// Gives the child each segment that only the store has. `write` writes to the child's local
-    /// backing, at an offset. Errors: a segment cannot be read or written, or the child's backing
-    /// has no room.
+    /// backing, at an offset. Fails if a segment cannot be read or written, or if the child's
+    /// backing has no room.
     pub fn give_to_child(
         &self,
         before: &mut BeforeFork<'_>,

@@ -61,7 +61,7 @@ pub(crate) struct Line {
     is_open: bool,
     tls: Option<Box<ClientConnection>>,
     buffer: Box<[u8; BUFFER_BYTES]>,
-    /// The received bytes that were not taken yet.
+    /// The received bytes that the caller has not taken yet.
     start: usize,
     end: usize,
 }

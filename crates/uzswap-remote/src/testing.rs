@@ -123,7 +123,7 @@ impl Server {
         self.await_ready();
     }
 
-    /// Suspends it, which looks like a partition of the network.
+    /// Suspends the server, which has the effect of a network partition.
     pub fn suspend(&self) {
         process::kill(self.child.id() as i32, 19).expect("it is ours");
     }
@@ -144,14 +144,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Errors: it has ended already.
+        // Fails if the server has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 /// Makes certificates in a folder: `ca.crt` is the authority's, `other.crt` another authority's.
-/// `good.crt` is for localhost, and so is `expired.crt`, which has expired. Their key is `key.pem`.
+/// `good.crt` is for localhost, and so is `expired.crt`, which has expired. The key of the
+/// certificates is `key.pem`.
 pub fn certificates(folder: &std::path::Path) {
     const SCRIPT: &str = include_str!("testing/certificates.sh");
     let made = Command::new("sh").args(["-c", SCRIPT]).current_dir(folder).output();

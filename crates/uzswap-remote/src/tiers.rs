@@ -30,7 +30,7 @@ use uzswap_engine::times::Counted;
 const SLOT_PATIENCE: Duration = Duration::from_secs(5);
 /// Longer reads are for cleaning, which no program waits for.
 const SHORT_READ: usize = 64 << 10;
-/// One read of this number goes to the slower copy, to measure its time.
+/// One read in this many goes to the slower copy, to measure its time.
 const PROBE: u64 = 64;
 /// The pause between attempts to read a segment that only the store has.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -336,7 +336,7 @@ impl Inner {
     }
 }
 
-/// Adds the time since `began` to a mean of the last few.
+/// Adds the time since `began` to a mean of the last few reads.
 fn average(mean: &AtomicU64, began: Instant) {
     let ns = began.elapsed().as_nanos() as u64;
     let before = mean.load(Relaxed);

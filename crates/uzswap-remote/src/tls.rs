@@ -51,8 +51,7 @@ impl Tls {
         let file = file.or_else(|| AUTHORITIES.iter().map(Path::new).find(|path| path.exists()));
         let file = file.ok_or("no certificates of authorities here; name a file (ca=FILE)")?;
         let mut roots = RootCertStore::empty();
-        // Entries that are no certificates are skipped. In a file without certificates none is
-        // left.
+        // Skips entries that are not certificates. A file without certificates gives none.
         roots.add_parsable_certificates(certificates(file)?);
         if roots.is_empty() {
             return Err(format!("{} has no certificate; name another (ca=FILE)", file.display()));

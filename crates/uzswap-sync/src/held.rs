@@ -5,7 +5,7 @@
 mod known {
     use std::cell::Cell;
 
-    /// Locks that are recorded for a thread, at most.
+    /// The maximum number of locks that are recorded for a thread.
     const LOCKS: usize = 128;
 
     thread_local! {

@@ -206,7 +206,7 @@ mod on {
             mut state: MutexGuard<'a, State>,
             own: usize,
         ) -> MutexGuard<'a, State> {
-            // After a failure no thread runs: an unfinished change stays as it is.
+            // After a failure no thread runs, so that an unfinished change stays unfinished.
             while state.current != own || state.failed.is_some() {
                 state = self.turns[own].wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -368,7 +368,8 @@ mod on {
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).into()));
                     state.failed = Some(text.unwrap_or_default());
                 }
-                // No thread can run: this was the last, or it kept a lock that the others wait for.
+                // No thread can run, because this was the last, or because it kept a lock that the
+                // others wait for.
                 if !state.pass_on() && state.threads.iter().any(|thread| thread.runs) {
                     let text = format!("thread {own} has ended, and others wait for a lock");
                     state.failed.get_or_insert(text);

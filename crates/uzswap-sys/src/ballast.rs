@@ -16,10 +16,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Pages that are in memory at a time while they are made.
+/// The number of pages that are in memory at a time while they are made.
 const WINDOW_BYTES: usize = 2 << 20;
 
-/// Their content: not zeros, which some kernels (6.12) do not write.
+/// The pages' content. It is not zeros, which some kernels (6.12) do not write.
 const WORD: u64 = 0x7a75_7377_6170_2121;
 
 /// See the module.

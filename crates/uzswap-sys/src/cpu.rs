@@ -33,7 +33,7 @@ fn pretended() -> Option<usize> {
     if cfg!(debug_assertions) { *CPUS } else { None }
 }
 
-/// Processors that may ever be online, at least 1. Their numbers are below it.
+/// Processors that may ever be online, at least 1. CPU numbers are below this.
 pub fn possible() -> usize {
     static POSSIBLE: LazyLock<usize> = LazyLock::new(|| {
         // "0-3" or "0,2-5": the last number is the highest.

@@ -1,14 +1,14 @@
 //! Handlers of SIGBUS, SIGSEGV and SIGILL: our faults are served, all others go to the program's
 //! handler.
 //!
-//! The kernel knows only our handler. The program's handlers, from before or set later, are kept
-//! here. A preloaded library directs `sigaction` to [`set_action`]; [`take_back`] finds handlers
-//! that were set without our knowledge.
+//! The kernel knows only our handler. This module keeps the program's handlers, the earlier and the
+//! later ones. A preloaded library directs `sigaction` to [`set_action`]; [`take_back`] finds
+//! handlers that were set without our knowledge.
 //!
-//! The handler runs on the alternate stack of the thread that faulted if it has one, otherwise on
-//! its own. It takes some hundred bytes of that stack, because faults are served on stacks of ours
-//! ([`crate::stack`]). All signals are blocked, so that no other handler runs while the thread
-//! holds our locks. `errno` is preserved.
+//! The handler runs on the alternate stack of the thread that faulted, or on the thread's own stack
+//! if it has none. It takes some hundred bytes of that stack, because faults are served on stacks
+//! of ours ([`crate::stack`]). All signals are blocked, so that no other handler runs while the
+//! thread holds our locks. `errno` is preserved.
 
 mod handlers;
 mod versioned;
@@ -47,7 +47,7 @@ static ILLEGAL: OnceLock<fn(usize) -> Option<usize>> = OnceLock::new();
 static DELIVER: OnceLock<Deliver> = OnceLock::new();
 static BEFORE_DEFAULT: OnceLock<fn()> = OnceLock::new();
 
-/// Begins a handler of the program's as the kernel would, and does not return. It is given the
+/// Begins a handler of the program's as the kernel would, and does not return. It gets the
 /// program's action and the arguments of our handler, whose stack it may abandon.
 pub type Deliver = unsafe fn(&Action, c_int, *mut libc::siginfo_t, *mut libc::c_void) -> !;
 
@@ -93,7 +93,8 @@ use libc::sigaction as real_sigaction;
 /// The kernel's present action for a signal.
 fn of_kernel(signal: c_int) -> io::Result<Action> {
     let mut action = MaybeUninit::<Action>::zeroed();
-    // SAFETY: with no new action, the present one is written to `action`, which is one.
+    // SAFETY: without a new action, the kernel writes the present one to `action`, which has that
+    // type.
     match unsafe { real_sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
         // SAFETY: an action of zeros is valid, and so is the action that the kernel wrote.
         0 => Ok(unsafe { action.assume_init() }),
@@ -116,8 +117,9 @@ fn install(signal: c_int) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Adds the signal by which the C library cancels threads, which `sigfillset` leaves out. Its
-/// handler unwinds a thread that may be cancelled at any time, and our locks would stay taken.
+/// Adds the signal by which the C library cancels threads, which `sigfillset` leaves out. The C
+/// library's handler unwinds a thread that may be cancelled at any time, and our locks would stay
+/// taken.
 fn add_cancellation(set: &mut libc::sigset_t) {
     const SIGCANCEL: u64 = 32;
     // SAFETY: the C library's set begins with the kernel's.
@@ -168,8 +170,8 @@ pub fn take_back() -> io::Result<()> {
 }
 
 /// The `sigaction` of a program whose SIGBUS is ours (and SIGILL, where instructions were
-/// replaced): it reads and sets the handler of signals that are not ours. For all other signals it
-/// is the C library's.
+/// replaced). It reads and sets the handler that gets those SIGBUS and SIGILL that are not ours.
+/// For all other signals it is the C library's `sigaction`.
 ///
 /// # Safety
 /// As of `sigaction`.
@@ -193,7 +195,8 @@ pub unsafe fn set_action(signal: c_int, new: *const Action, old: *mut Action) ->
     0
 }
 
-/// In a child that is to begin without handlers of the program's: those of a signal that is ours.
+/// Removes the program's handlers of a signal that is ours, in a child that is to begin without
+/// handlers.
 pub fn clear_action(signal: c_int) {
     let first = hook_of(signal).map(|hook| &hook.handlers.all[0]);
     if first.is_some_and(|first| first.get().sa_sigaction != libc::SIG_IGN) {
@@ -321,7 +324,7 @@ pub fn is_other_process() -> bool {
 /// True if the calling thread blocks SIGBUS: a fault then kills the process.
 pub fn is_blocked() -> bool {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: with no new set, the current one is written to `set`, which is one.
+    // SAFETY: without a new set, the kernel writes the current one to `set`, which has that type.
     unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), set.as_mut_ptr());
         libc::sigismember(set.as_ptr(), libc::SIGBUS) == 1
@@ -389,7 +392,7 @@ fn hook(signal: c_int, hook: &'static Hook, serve: Serve) -> io::Result<()> {
         return if signal == libc::SIGBUS { take_back() } else { Ok(()) };
     }
     let before = of_kernel(signal)?;
-    // Before the handler can run.
+    // This comes before the handler can run.
     if hook.serve.set(serve).is_err() {
         return Ok(()); // Another thread does the same.
     }
@@ -418,8 +421,8 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let mut is_ours = is_done;
     let mut serve = || is_ours = serve(Fault { address, is_write, instruction });
     match STACKS.get() {
-        // A sent signal has no address. Memory of ours is no code, and a protection key that denies
-        // an access is the program's.
+        // A sent signal has no address. Our memory is not code, and a protection key that denies an
+        // access is the program's.
         _ if is_sent || is_done || cause.is_fetch || cause.is_by_key => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
@@ -435,7 +438,7 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     }
 }
 
-/// Handles signals that are no faults: sent ones, and illegal instructions.
+/// Handles signals that are not faults: sent signals, and illegal instructions.
 ///
 /// # Safety
 /// The arguments are those of a handler.

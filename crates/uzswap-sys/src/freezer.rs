@@ -19,8 +19,8 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// Makes one for processes of `group` that were not moved to another group. It is removed with
-    /// the group. Errors: `NotFound` where the unified hierarchy is not mounted.
+    /// Makes a freezer for those processes of `group` that were not moved to another group. It is
+    /// removed with the group. Errors: `NotFound` where the unified hierarchy is not mounted.
     pub fn create(group: &Group) -> io::Result<Self> {
         let path = group.freezer().ok_or(io::ErrorKind::NotFound)?;
         let (home, home_name) = group.unified_home().ok_or(io::ErrorKind::NotFound)?;

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 const CONTROL: &str = "/dev/loop-control";
 
-/// An attached loop device. It detaches its file by itself once it is not open any more; a swap
-/// area on it keeps it open.
+/// An attached loop device. The device detaches its file by itself when it is no longer open. A
+/// swap area on it keeps it open.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,

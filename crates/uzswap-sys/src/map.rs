@@ -2,7 +2,7 @@
 //!
 //! The allocator's sections and the buffers of direct I/O are made of it: page-aligned, zeroed,
 //! given back to the kernel when dropped. [`Mapping::populated`] faults everything in before it
-//! returns, because the kernel may wait for the threads that use the memory in order to free some.
+//! returns, because a kernel that needs memory may wait for the threads that use it.
 
 #[cfg_attr(miri, path = "map/miri.rs")]
 mod calls;
@@ -106,7 +106,8 @@ impl Mapping {
         calls::keep_on_fork(self.base, self.bytes)
     }
 
-    /// Faults every page in, for writing. `ENOMEM` as above; then some pages may be in.
+    /// Faults every page in, for writing. Fails with `ENOMEM` as above; then some pages may be
+    /// present.
     pub fn populate(&self) -> io::Result<()> {
         calls::populate(self.base, self.bytes)
     }
@@ -334,7 +335,7 @@ pub fn unshare(page: usize) -> io::Result<()> {
 }
 
 /// Decides if the kernel may join a range of anonymous memory with its neighbours to one mapping.
-/// Errors: the range has holes.
+/// Fails if the range has holes.
 pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
     // For anonymous memory the kernel only notes this advice, and does not merge mappings that
     // differ in it.

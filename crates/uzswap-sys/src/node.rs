@@ -138,7 +138,7 @@ fn parse_list(text: &str) -> Vec<usize> {
     text.trim().split(',').filter_map(range).flatten().collect()
 }
 
-/// All nodes, by their distances from one; those without, after the others.
+/// All nodes, by their distances from a node. Nodes without a distance follow the others.
 fn order(node: usize, count: usize, distances: &[(usize, usize)]) -> Box<[usize]> {
     let distance = |other: usize| {
         let known = distances.iter().find(|(at, _)| *at == other);

@@ -1,9 +1,9 @@
 //! The threads of this library, among those of the program that it is loaded into.
 //!
-//! A program may give its threads any names, those of ours as well. So each of ours enters its
-//! number here when it starts; until then, a count says that it is coming. And it enters the
-//! address of its block (`pthread_self`), where its stack ends: the kernel may have joined the
-//! stack with memory behind it. Our threads are started on stacks of ours.
+//! A program may give its threads any names, also those of our threads. So each thread of ours
+//! enters its number here when it starts. Until then a count says that a thread is coming. And it
+//! enters the address of its block (`pthread_self`), where its stack ends: the kernel may have
+//! joined the stack with memory behind it. Our threads are started on stacks of ours.
 
 mod start;
 
@@ -22,7 +22,7 @@ static ENTERED: [AtomicU64; MAX] = [const { AtomicU64::new(0) }; MAX];
 /// The block of each thread, entered after its number and removed before it; 0 if unknown.
 static BLOCKS: [AtomicUsize; MAX] = [const { AtomicUsize::new(0) }; MAX];
 
-/// The process, and how many threads of ours have been started in it and have not entered yet.
+/// The process, and the number of our threads that were started in it but have not entered yet.
 static COMING: AtomicU64 = AtomicU64::new(0);
 
 /// A thread that is to be started: counted until it enters, or until this value is dropped.
@@ -76,7 +76,7 @@ impl Drop for Coming {
     }
 }
 
-/// True while a thread of ours has been started and is not known yet.
+/// True while a thread of ours has been started but has not entered yet.
 pub fn are_coming() -> bool {
     of_own_process(COMING.load(SeqCst)).is_some_and(|count| count > 0)
 }

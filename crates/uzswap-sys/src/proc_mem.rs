@@ -140,7 +140,7 @@ pub unsafe fn guard(range: Range<usize>) -> io::Result<()> {
     unsafe { advise(range, MADV_GUARD_INSTALL) }
 }
 
-/// Takes guards away: where one was, there is no page, which reads as zeros. Safe in a signal
+/// Removes guards. In a guard's place there is no page, which reads as zeros. Safe in a signal
 /// handler.
 ///
 /// # Safety
@@ -160,7 +160,7 @@ unsafe fn advise(range: Range<usize>, advice: usize) -> io::Result<()> {
         let done = unsafe { processor::advise(range.start, range.len(), advice) };
         match -done as i32 {
             0 => return Ok(()),
-            // A signal waits, and not all is done.
+            // A signal is pending, and not all is done.
             libc::EINTR => {}
             error => return Err(io::Error::from_raw_os_error(error)),
         }

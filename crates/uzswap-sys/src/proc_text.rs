@@ -18,8 +18,8 @@ pub(crate) fn read(path: &str, bytes: &mut [u8]) -> Option<usize> {
     Some(read)
 }
 
-/// True if a thread of a process is stopped, by a signal or by its tracer. False where that is not
-/// known.
+/// True if a thread of a process is stopped, by a signal or by its tracer. False if that is
+/// unknown.
 pub fn is_stopped(process: u32, thread: u32) -> bool {
     let mut stat = [0; 160];
     let read = read(&format!("/proc/{process}/task/{thread}/stat"), &mut stat);

@@ -153,7 +153,7 @@ pub fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Soft limits that were raised to the hard ones. Once this is dropped they are as before.
+/// Soft limits that were raised to the hard ones. Dropping this value restores them.
 #[derive(Debug)]
 pub struct Lifted(Vec<(Resource, Rlimit)>);
 
@@ -215,7 +215,7 @@ pub fn raise_priority() -> io::Result<()> {
 
 /// Gives the calling thread precedence over all threads that are not in real time (SCHED_RR, its
 /// lowest priority). The kernel lets such threads take memory when others must wait for it. For a
-/// thread that works for moments. Errors: `PermissionDenied` without CAP_SYS_NICE.
+/// thread that works only briefly. Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn run_in_real_time() -> io::Result<()> {
     // The kernel's structure has this one member. The C library is not used: musl refuses.
     let priority: i32 = 1;
@@ -309,7 +309,7 @@ pub fn has_memory(pid: i32) -> bool {
 }
 
 /// True if the first thread of a process has given up its memory, or there is no such process: it
-/// has begun to end. Looks once, where [`has_memory`] looks at each thread.
+/// has begun to end. Makes one check, where [`has_memory`] checks each thread.
 pub fn is_ending(pid: i32) -> bool {
     let stat = read_stat(format!("/proc/{pid}").into());
     stat.and_then(|stat| memory_and_threads(&stat)).is_none_or(|(bytes, _)| bytes == 0)
@@ -472,8 +472,8 @@ pub fn own_used_and_usable_bytes() -> Option<[u64; 2]> {
 
 /// Bytes: resident, the shared part of it, code, libraries (0), private memory that may be written.
 fn statm(path: &str) -> Option<[u64; 5]> {
-    // Seven numbers, read into a buffer on the stack: at the first look at a program there is no
-    // memory of ours yet.
+    // Seven numbers, read into a buffer on the stack: at the first check of a program we have no
+    // memory yet.
     let mut statm = [0; 160];
     let bytes = proc_text::read(path, &mut statm)?;
     let statm = str::from_utf8(&statm[..bytes]).ok()?;

@@ -57,8 +57,8 @@ impl SharedMemory {
     }
 
     /// Start of the range; valid for reads and writes of [`Self::len`] bytes while `self` lives.
-    /// The kernel must find memory for a page that was not populated; where it finds none, the
-    /// access is a SIGBUS.
+    /// The kernel must find memory for a page that was not populated. If it finds none, the access
+    /// is a SIGBUS.
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.as_ptr()
     }
@@ -85,8 +85,8 @@ impl SharedMemory {
         }
     }
 
-    /// Asks for huge pages in a part. A file of [`create_unswappable`] has them where the kernel
-    /// finds some: then one is populated whole.
+    /// Asks for huge pages in a part. A file of [`create_unswappable`] has huge pages where the
+    /// kernel finds some: then a huge page is populated whole.
     pub fn prefer_huge(&self, offset: usize, bytes: usize) {
         self.mapping.prefer_huge(offset, bytes);
     }
@@ -103,8 +103,8 @@ impl SharedMemory {
         Ok(rustix::fs::fallocate(&self.file, hole, offset as u64, bytes as u64)?)
     }
 
-    /// Cuts it into populated parts of `bytes` each, in whole pages; the last has the rest. Errors:
-    /// no memory.
+    /// Cuts the mapping into populated parts of `bytes` each, in whole pages. The last part has the
+    /// rest. Errors: no memory.
     ///
     /// # Safety
     /// No other process uses the file while the parts live, and this process has it mapped once.

@@ -189,15 +189,16 @@ pub fn path(id: u32) -> PathBuf {
 }
 
 /// Sets the time after which the kernel checks requests of a device without an answer. Up to Linux
-/// 6.14 it learns only by this check that a server was killed which had all requests (if the kernel
-/// still has some, it notices by those). By default it checks after 30 s. The call waits until
-/// every request has its answer, also when this process is killed, so the server must not call it.
-/// Errors: sysfs is read-only, as in containers.
+/// 6.14 only this check shows the kernel that a server which had all requests was killed. (If the
+/// kernel still has requests, it notices by those.) By default it checks after 30 s. The call waits
+/// until every request has its answer, also when this process is killed, so the server must not
+/// call it. Fails if sysfs is read-only, as in containers.
 pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
     std::fs::write(timeout_file(id), timeout.as_millis().to_string())
 }
 
-/// The time that [`set_timeout`] has set, or the kernel's default. Errors: there is no such device.
+/// The time that [`set_timeout`] has set, or the kernel's default. Fails if there is no such
+/// device.
 pub fn timeout(id: u32) -> io::Result<Duration> {
     let millis = std::fs::read_to_string(timeout_file(id))?;
     let millis = millis.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;

@@ -18,7 +18,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads a file. Errors: it is no trace, or a part of it is impossible.
+    /// Reads a file. Fails if the file is not a trace, or if a part of it is impossible.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
         let bytes = fs::read(path);
         let bytes = bytes.map_err(|source| TraceError::Read { path: path.into(), source })?;

@@ -112,7 +112,7 @@ fn drafts(events: &[Event]) -> Vec<Draft> {
     drafts
 }
 
-/// The places of pages. One number is left out between pages that are no neighbours.
+/// The places of pages. One number is left out between pages that are not neighbours.
 fn places<'a>(lives: impl Iterator<Item = &'a Life>) -> Vec<u32> {
     let mut places = Vec::new();
     let mut before: Option<&Life> = None;
@@ -139,13 +139,13 @@ struct After {
     changes: bool,
 }
 
-/// The page that leaves after each step. Its size is the next known one, or else the last, or else
-/// the median of all.
+/// The page that leaves after each step. A page's size is its next known one, or else its last, or
+/// else the median of all.
 fn after(events: &[Event], drafts: &[Draft]) -> Vec<After> {
     let mut known: Vec<u16> = events.iter().filter_map(size).collect();
     known.sort_unstable();
     let median = known.get(known.len() / 2).copied().unwrap_or(crate::event::PAGE_BYTES / 2);
-    // An event that is no step may also have its page's size.
+    // An event that is not a step may also have its page's size.
     let mut of_event: Vec<Option<Life>> = vec![None; events.len()];
     let mut living: BTreeMap<(u32, u64), Life> = BTreeMap::new();
     let mut at = 0;

@@ -53,8 +53,8 @@ pub const LOOKS_MAX: Duration = Duration::from_secs(2);
 pub struct Tree {
     table: &'static Table,
     slot: AtomicUsize,
-    /// This process's PID namespace. 0: the namespace of the process that made the tree, or not
-    /// known yet.
+    /// This process's PID namespace. 0 for the namespace of the process that made the tree, or
+    /// before it is known.
     space: AtomicU32,
     /// The number of checks that this process has seen, and the time of the last one in
     /// milliseconds.
@@ -85,7 +85,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Joins the tree of a file. Errors: as of [`Self::look`], by their numbers.
+    /// Joins the tree of a file. The errors are those of [`Self::look`], by their numbers.
     pub fn join(path: &CStr) -> Result<Self, c_int> {
         let tree = Self::map(path)?.of_this_form()?;
         tree.rejoin();
@@ -185,8 +185,8 @@ impl Tree {
         self.table.leave_alone(self.own_name(), text);
     }
 
-    /// Keeps the reason why `part` bytes of this program's memory are left alone. Of several calls
-    /// with the same text the largest part counts.
+    /// Keeps the reason why `part` bytes of this program's memory are left alone. If several calls
+    /// have the same text, the largest part counts.
     pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
         self.table.leave_part(self.own_name(), part, text);
     }

@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(given(0, false).bytes, 0, "the others' least is more than there is");
         assert_eq!(given(11, false), allowed(11, true));
         assert_eq!(given(11, true), allowed(11, true));
-        // In equal parts they would have 8 each.
+        // With equal shares they would have 8 each.
         let small = [Other { used: 11, least: 11, ..OTHER }; 3];
         let alone = Own { least: 11, is_starved: true, favour: 0, is_idle: false, cpus: 1 };
         assert_eq!(share(32, alone, &small), allowed(11, false));
@@ -269,7 +269,7 @@ mod tests {
         let own = |is_idle| Own { least: 10, is_starved: false, favour: FAVOUR, is_idle, cpus: 2 };
         let works = Other { used: 60, least: 10, is_before: true, ..OTHER };
         let idle = Other { is_idle: true, is_before: false, ..works };
-        // 120 - 10 for both.
+        // The two processes share 120 - 10.
         assert_eq!(share(120, own(false), &[works, idle]).bytes, 55);
         assert_eq!(share(120, own(true), &[works, works]).bytes, 10);
         let three = share(120, own(false), &[works, works, idle]).bytes;

@@ -19,7 +19,8 @@ pub const SILENT_MAX: u64 = 12 << 20;
 /// A process with less is not taken over, and gives nothing back: there is little to win.
 pub const MANAGED_MIN: u64 = 16 << 20;
 
-/// Programs left alone of which the reason is kept. Later programs are only counted.
+/// The maximum number of programs left alone whose reasons are kept. Later programs are only
+/// counted.
 pub const REASONS: usize = 32;
 /// Words of eight bytes for a program's name and reason.
 pub(crate) const REASON_WORDS: usize = 24;
@@ -51,7 +52,7 @@ pub struct Table {
     pub(crate) leader: AtomicU32,
     /// No process ever took a slot at or after this index.
     pub(crate) slots_used: AtomicU32,
-    /// 1: some processes are suspended, and a process that grows waits for its turn.
+    /// 1 if some processes are suspended, and a process that grows waits for its turn.
     pub(crate) takes_turns: AtomicU32,
     /// Counts the checks of the process that suspends and resumes: while it does not advance, no
     /// process is suspended.
@@ -123,7 +124,7 @@ pub struct Figures {
     pub faults: u64,
     /// Pages that were stored.
     pub stored: u64,
-    /// Pages that are out at present.
+    /// The number of absent pages at present.
     pub out: u64,
     /// Bytes of memory of their pool.
     pub pool: u64,
@@ -148,7 +149,7 @@ pub struct Member {
     pub grew_to: u64,
     /// Its activity in total, and its pages.
     pub figures: Figures,
-    /// It waits: see [`Table::suspend`].
+    /// True if it is suspended: see [`Table::suspend`].
     pub is_suspended: bool,
     /// True while another process wants to read all of its memory. Its pages then stay.
     pub is_wanted_whole: bool,
@@ -370,7 +371,7 @@ pub(crate) struct ProcessSlot {
     seen_as: AtomicU32,
     /// 1 if its pages fit neither in its share nor on its backing, and it waits for a larger share.
     pub(crate) starved: AtomicU32,
-    /// 1: it must wait, and leave its memory to others.
+    /// 1 if it must wait, and leave its memory to others.
     pub(crate) waits: AtomicU32,
     /// The process that wants to read all of its memory; 0 if none does.
     pub(crate) reader: AtomicU32,
@@ -397,7 +398,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) worked: AtomicU64,
     /// 1: it works much less than others do.
     pub(crate) idle: AtomicU32,
-    /// Counts the times that the watching thread was to look immediately.
+    /// Counts the requests that the watching thread look immediately.
     pub(crate) bell: AtomicU32,
     /// Its thread that answers visitors; 0 if none does.
     pub(crate) host: AtomicU32,

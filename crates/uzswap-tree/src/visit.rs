@@ -36,7 +36,7 @@ impl<'a> Host<'a> {
         self.name
     }
 
-    /// Its thread that answers, as it numbers them.
+    /// The thread that answers, by the host's own number.
     pub fn thread(self) -> u32 {
         self.slot.host.load(SeqCst)
     }
@@ -180,7 +180,7 @@ impl Tree {
         self.bell().load(SeqCst)
     }
 
-    /// Rings this process's bell: the thread that watches is to look.
+    /// Rings this process's bell, so that the watching thread looks.
     pub fn ring(&self) {
         ring(self.bell());
     }

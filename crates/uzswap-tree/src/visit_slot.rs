@@ -82,7 +82,7 @@ impl VisitSlot {
         asked
     }
 
-    /// Waits while a word is as it was, but no longer than that.
+    /// Waits while a word is unchanged, but no longer than `most`.
     pub(crate) fn wait(&self, word: VisitWord, most: Duration) {
         wait(&self.word, word.0, most);
     }
@@ -108,13 +108,13 @@ impl VisitSlot {
 
 /// Wakes threads of any process that wait for a word.
 pub(crate) fn wake(word: &AtomicU32) {
-    // There is no error that a valid address could meet.
+    // With a valid address this cannot fail.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
 }
 
 /// Waits while a word has a value, but no longer than that.
 pub(crate) fn wait(word: &AtomicU32, value: u32, most: Duration) {
-    // In any case the caller looks again.
+    // In any case the caller checks again.
     let _ = futex::wait(word, futex::Flags::empty(), value, most.try_into().ok().as_ref());
 }
 

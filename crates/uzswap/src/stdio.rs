@@ -23,7 +23,7 @@ pub fn to_output(line: fmt::Arguments) {
     }
 }
 
-/// The error because of which some output was lost.
+/// The error that has lost some output.
 pub fn lost() -> Option<&'static io::Error> {
     LOST.get()
 }

@@ -96,7 +96,7 @@ fn served() -> (Served, Holder, Slowed) {
     (served, holder, slowed)
 }
 
-/// Panics if the daemon ends while the kernel lists an area. Returns when it lists none.
+/// Panics if the daemon ends while the kernel lists an area. Returns when the kernel lists no area.
 fn watch_until_off(daemon: i32) {
     let is_off = || {
         let has_daemon = uzswap_sys::process::has_memory(daemon);
@@ -235,8 +235,8 @@ fn take_part_and_leave() {
     while !lines.next().unwrap().unwrap().contains("Left") {}
 }
 
-/// Once the keeper read a file that the daemon serves. Otherwise the kernel could not stop the
-/// keeper, and the machine could not sleep.
+/// In an earlier version the keeper read a file that the daemon serves. Otherwise the kernel could
+/// not stop the keeper, and the machine could not sleep.
 #[test]
 fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
     let Some(machine) = Machine::take() else { return };

@@ -77,8 +77,8 @@ fn systemd_is_told_when_the_kernel_swaps_to_it() {
 }
 
 /// Has 700 MiB of text with numbers. Has the kernel page it out for each line of its input, and
-/// checks each page at the end of the input. Each time it first reads all pages: the kernel does
-/// not page out a page again that was not used since.
+/// checks each page at the end of the input. Each time it first reads all pages, because the kernel
+/// does not page out a page again that was not used since.
 const PAGED_OUT: &str = r"
 import mmap, sys, time
 PAGES, MADV_PAGEOUT = 180000, 21

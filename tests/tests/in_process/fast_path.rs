@@ -42,7 +42,7 @@ struct Library<'a> {
     functions: BTreeMap<u64, (&'a str, &'a [u8])>,
     /// By address: a target in the library, or the name of another library's function.
     linked: HashMap<u64, Result<u64, &'a str>>,
-    /// Jumps through entries of `linked`. They have no names.
+    /// Jumps through entries of `linked`. The functions have no names.
     jumps: Option<(u64, &'a [u8])>,
 }
 

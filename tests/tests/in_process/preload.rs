@@ -440,8 +440,8 @@ fn threads_of_ours_have_room_beside_large_variables_of_each_thread() {
     }
 }
 
-/// Functions that the agent imports. A library of the program may define each of them, too. It
-/// would then run in threads of ours, whose memory must not leave.
+/// Functions that the agent imports. A library of the program may define each of them, too. That
+/// function would then run in our threads, whose memory must not leave.
 const IMPORTS: &str = "
     memcmp bcmp memcpy memmove memset strlen
     pthread_attr_destroy pthread_attr_init pthread_attr_setstack pthread_attr_setstacksize

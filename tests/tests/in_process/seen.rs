@@ -1,5 +1,5 @@
-//! `uzswap run --in-process`: others that look at a program's memory see all of it: core dumps, and
-//! readers and debuggers that ask for it (`uzswap status --bring-in`).
+//! `uzswap run --in-process`: core dumps have all of a program's memory, and so have readers and
+//! debuggers that ask for it (`uzswap status --bring-in`).
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -102,7 +102,7 @@ impl Suspended {
         let path = format!("/dev/shm/uzswap-{run}");
         let table = Tree::look(Path::new(&path)).unwrap().table();
         let (end, ended) = channel::<()>();
-        // A process stays suspended only while the run looks after it.
+        // A process stays suspended only while the run keeps it suspended.
         let interval = Duration::from_millis(200);
         std::thread::spawn(move || {
             while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {

@@ -83,7 +83,7 @@ fn a_static_program_of_another_kind_is_named() {
     }
 }
 
-/// A static one, which Debian's package busybox-static has.
+/// A static busybox, from Debian's package busybox-static.
 fn busybox() -> Option<PathBuf> {
     let path = PathBuf::from("/bin/busybox");
     let linked = Command::new("ldd").arg(&path).output().ok()?;
@@ -287,7 +287,7 @@ fn a_program_in_a_sandbox_with_another_dev_is_named() {
     }
 }
 
-/// Permits itself all calls but one, which becomes a signal. Then grows.
+/// Permits all calls but one, which becomes a signal. Then grows.
 const FILTERED: &str = r#"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

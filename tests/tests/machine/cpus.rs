@@ -133,7 +133,7 @@ fn a_cpu_can_be_set_to_any_state_and_the_last_one_stays() {
         };
         expect(&run, &states, up);
     }
-    // The CPU must stay as it was set.
+    // The CPU must keep the state that was set.
     std::thread::sleep(Duration::from_millis(300));
     expect(&run, "0 online, 1 offline", 1);
     assert_eq!(set("0 offline").unwrap_err().raw_os_error(), Some(libc::EBUSY));

@@ -279,7 +279,7 @@ impl Drop for Groups {
         let script = format!(
             "find /sys/fs/cgroup -depth -type d -path '*/{GROUP}*' -exec rmdir {{}} + 2>/dev/null"
         );
-        // There may be none; the test after this looks.
+        // There may be none, which the next test checks.
         let _ = Command::new("sh").args(["-c", &script]).status();
     }
 }

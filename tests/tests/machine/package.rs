@@ -64,7 +64,7 @@ fn traces() -> Vec<String> {
         "find",
         &["/etc", "/usr", "/var/lib", "/run", "-xdev", "-iname", "*uzswap*", "-print"],
     );
-    // Without the lock of these tests.
+    // Runs without the lock of these tests.
     found.lines().filter(|path| !path.contains("uzswap-tests")).map(str::to_owned).collect()
 }
 

@@ -209,7 +209,7 @@ fn wrong_use_is_one_line() {
 #[test]
 fn without_root_it_says_so() {
     let Some(_machine) = Machine::take() else { return };
-    // In a folder where every user can execute it.
+    // Copies it to a folder where every user can execute it.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("uzswap-bench");

@@ -7,7 +7,7 @@
 //! job      what the guest does: test programs of this workspace, whose output comes over a serial
 //!          line
 //! ```
-//! A guest fails if it hangs, panics, or its kernel complains. Its log is kept.
+//! A guest fails if it hangs, panics, or its kernel complains. The guest's log is kept.
 
 mod guest;
 mod image;

@@ -1,6 +1,6 @@
 //! Several processes of a tree, as numbers: they grow, ask, are taken over, pin pages, starve, are
 //! suspended and die at any step. All decisions are the library's own, and the shares are the
-//! tree's. Time goes by milliseconds, and everything else follows from a seed.
+//! tree's. Time advances by milliseconds, and everything else follows from a seed.
 
 use crate::decide::{self, Action, COST, Managed, Observation, Unmanaged, decide};
 use uzswap_policy::idle::{EVERY, FaultCounts, Idleness};
@@ -76,7 +76,7 @@ struct Process {
     backing: u64,
     knows_calls: bool,
     asked: u64,
-    /// It waits for the take-over until then.
+    /// The time until which a thread waits for the take-over.
     waits_until: u64,
     next_look: u64,
     reserved: u64,
@@ -186,7 +186,7 @@ impl Process {
             self.is_starved = self.resident + more > self.budget && out > self.out_most();
             if self.is_starved {
                 if !self.is_patient {
-                    // With a message that no memory is left.
+                    // The program ends with a message that no memory is left.
                     self.is = Is::Over;
                 }
                 return;
@@ -207,7 +207,7 @@ impl Process {
     /// Pins more pages for a call, which ends when all are present. The empty cache and pinned
     /// pages cannot leave.
     fn go_on_with_call(&mut self) {
-        // It pins one page after the other: with its least, the next ones have room.
+        // The process pins one page after another. With its least memory, the next pages have room.
         let more = self.speed.min(self.call).min(MOVING);
         let is_stuck = self.cache + self.pinned + more > self.budget;
         assert!(!is_stuck || self.is_patient, "it ends for want of its least: {self:?}");
@@ -311,7 +311,7 @@ impl World {
         }
     }
 
-    /// The thread that watches looks, and acts.
+    /// The watching thread looks, and acts.
     fn look(&mut self, of: usize) {
         let (now, given) = (self.now, self.allowance(of));
         let process = &mut self.all[of];
@@ -355,7 +355,7 @@ impl World {
                 process.is_patient = keep.is_patient;
                 process.budget = keep.budget.unwrap_or(process.budget);
                 if now >= process.next_count {
-                    // It is idle for a while, or not, by chance.
+                    // The process is idle for a while, by chance.
                     let own = if of.is_multiple_of(2) { 0 } else { self.chance.between(0, 100) };
                     let faults = FaultCounts { own, others: 1000, processes: 3 };
                     let used = process.used();

@@ -58,8 +58,8 @@ impl FileBacking {
         Ok(Self { file, bytes, block_bytes, discards: false, queue: Mutex::new(queue) })
     }
 
-    /// Tells the device of space that is no longer in use: for a disk that supports this, or a file
-    /// whose space need not stay reserved.
+    /// Discards space that is no longer in use, on a disk that supports this, or in a file whose
+    /// space need not stay reserved.
     pub fn with_discard(self) -> Self {
         Self { discards: true, ..self }
     }
@@ -86,7 +86,7 @@ impl FileBacking {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // A panic elsewhere leaves the queue as it was between two calls, so it stays usable.
+        // After a panic elsewhere the queue is in a state between two calls, so it stays usable.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,8 +8,8 @@
 //! generation of each page's record. A record is thus opened as the index describes it, not as it
 //! describes itself: an older, moved or changed record does not open.
 //!
-//! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either,
-//! the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
+//! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either
+//! cipher, the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
 
 use super::shape::SEGMENT_BYTES;
 use crate::crash_points::DurableAtomic;
@@ -54,7 +54,7 @@ pub(crate) struct Seal {
 
 impl Seal {
     /// With a new key, or with that of a cache that is taken over, whose generations continue.
-    /// Errors: no randomness, or no memory that may be locked.
+    /// Fails without randomness, or without memory that may be locked.
     pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let has_aes = processor::has_aes();
         Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }, durable)
@@ -93,8 +93,8 @@ impl Seal {
         self.key.let_forks_inherit()
     }
 
-    /// Called in a forked process, which has the same key as its parent. Its generations therefore
-    /// continue from a random one, far from those of its parent and of other children. Of 2^62
+    /// Called in a forked process, which has the same key as its parent. So its generations
+    /// continue from a random number, far from those of its parent and of other children. Of 2^62
     /// starts, two processes of 2^32 writes each share a generation with a chance of one in 2^29.
     pub(crate) fn go_on_in_fork(&self) -> io::Result<()> {
         self.key.lock_again()?;

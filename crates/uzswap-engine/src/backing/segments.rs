@@ -141,8 +141,8 @@ impl Segments {
         turned
     }
 
-    /// Notes that the segment is written, or that cleaning leaves it as it is. `true` if no record
-    /// in it is live: then the caller gives it back.
+    /// Notes that the segment is written, or that cleaning leaves it. `true` if no record in it is
+    /// live: then the caller gives it back.
     pub(crate) fn written(&self, segment: Segment) -> bool {
         let turned = self.turn(segment, Use::Open, Use::Written)
             || self.turn(segment, Use::Cleaning, Use::Written);

@@ -60,7 +60,7 @@ impl ClusterTable {
 /// Makes and frees tables.
 pub(super) struct Tables {
     is_sealed: bool,
-    /// Memory that outlives the process, and in it the number of each cluster's tags, plus one.
+    /// Memory that outlives the process, with the number of each cluster's tags plus one.
     durable: Option<(Arc<Durable>, Values<DurableAtomic<AtomicU32>>)>,
     unused: Mutex<UnusedTags>,
 }
@@ -124,7 +124,7 @@ impl Tables {
     }
 
     /// The table of a cluster that had one in the previous process, with its tags and no owners
-    /// yet. Errors: no memory, or the tags are lost.
+    /// yet. Fails without memory, or if the tags are lost.
     pub(super) fn retake(&self, cluster: u32) -> io::Result<ClusterTable> {
         let Some((durable, homes)) = &self.durable else { return self.make() };
         let number = homes[cluster as usize].load(Acquire).checked_sub(1);

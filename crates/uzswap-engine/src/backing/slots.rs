@@ -8,8 +8,8 @@
 //!
 //! A *batch* is 64 slots. A segment is one batch. Each CPU has a cache of single slots, which come
 //! from clusters and go back to them by batches. Each CPU works in a cluster of its own while there
-//! are free clusters. The range index has the clusters in use as taken ranges. For clusters in use,
-//! bits tell which have free space.
+//! are free clusters. The range index has the clusters in use as taken ranges. Bits show which
+//! clusters in use have free space.
 //!
 //! **Space.** `free_segments` counts wholly free segments. A thread that takes a segment first
 //! decrements the count, so that it always finds one. Slots in a CPU's cache are not free for other
@@ -54,9 +54,9 @@ struct Cluster {
     used: [u64; CLUSTER_SEGMENTS],
     /// Segments that are given out slot by slot.
     broken: u8,
-    /// True if the cluster is taken in the range index: its free slots may be given out.
+    /// True if the cluster is taken in the range index, so that its free slots may be given out.
     in_use: bool,
-    /// For pages written through.
+    /// The cluster's table, for pages written through.
     table: Option<ClusterTable>,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Slots {
     by_fill: [Bits; FILLS],
     /// Clusters in use without a taken slot.
     empty: Bits,
-    /// The number of wholly free segments, in clusters in use and in others.
+    /// The number of completely free segments, in clusters in use and in others.
     free_segments: AtomicU32,
     caches: PerCpu<SlotCache>,
     pub(crate) layout: Layout,

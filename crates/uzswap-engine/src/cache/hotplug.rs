@@ -1,15 +1,16 @@
 //! CPUs that come and go.
 //!
 //! An array has the states of a CPU. They are started from the first to the last, and stopped from
-//! the last to the first. For each CPU, one number tells how many states are up. If a state cannot
-//! be started or stopped, the CPU returns to its old number.
+//! the last to the first. Each CPU has the number of its states that are up. If a state cannot be
+//! started or stopped, the CPU returns to its old number.
 //!
 //! ```text
 //! offline → codecs → slots → buffer → … states of the front end … → online
 //! ```
 //!
-//! Pages belong to no CPU: a CPU that goes leaves none behind, and its slots of the backing become
-//! free. Threads may run on a CPU that is not up ([`crate::percpu`]), so no thread waits for this.
+//! Pages belong to no CPU, so a CPU that goes leaves no page behind, and its slots of the backing
+//! become free. Threads may run on a CPU that is not up ([`crate::percpu`]), so no thread waits for
+//! this.
 
 use super::Cache;
 use crate::error::CpuError;
@@ -263,7 +264,7 @@ impl Cache {
         for (done, cpu) in online.iter().enumerate() {
             if let Err(error) = cpus.change(self, *cpu, level) {
                 for cpu in &online[..done] {
-                    // The caller gets the first error, not this one.
+                    // The caller gets the first error, not an error of this call.
                     let _ = cpus.change(self, *cpu, level - 1);
                 }
                 cpus.states.pop();

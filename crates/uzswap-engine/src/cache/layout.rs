@@ -49,7 +49,7 @@ const DESCRIPTORS_BYTES: usize = Zspage::CHUNK * size_of::<Zspage>();
 const _: () = assert!(DESCRIPTORS_BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(TAGS_BYTES.is_multiple_of(PAGE_BYTES));
 
-/// The numbers that determine the place of everything. They must be the same in a take-over.
+/// The numbers that determine the place of everything. These sizes must be the same in a take-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Keys of the index.
@@ -64,7 +64,7 @@ pub(crate) struct Shape {
 
 impl Shape {
     /// Opens a file from [`uzswap_sys::shared::create`]: a new one, or one with a cache of this
-    /// shape. Errors: no memory; a cache of another shape.
+    /// shape. Fails without memory, or if the file has a cache of another shape.
     pub(crate) fn open(self, file: OwnedFd) -> Result<Arc<Durable>, SetupError> {
         let durable = Durable::open(file, MAGIC, self.words(), self.parts())?;
         durable.ok_or(SetupError::Left)

@@ -29,8 +29,8 @@ fn reserve_bytes(pool_bytes_max: u64, cpus: usize) -> usize {
 /// has no memory, or there is no maintaining thread, no store waits.
 const LOOKS: u32 = 4000;
 
-/// Checks for memory on the caller's node, while other nodes have some: some 10 ms. A thread that
-/// has a CPU makes a section in 1 ms. A remote page costs less than a longer wait.
+/// The number of checks for memory on the caller's node while other nodes have memory: some 10 ms.
+/// A thread that has a CPU makes a section in 1 ms. A remote page costs less than a longer wait.
 const NODE_LOOKS: u32 = 170;
 
 /// Compaction runs when it could free more than this share of the pool, and this many bytes.
@@ -148,7 +148,7 @@ impl Doorbell {
         let wait = self.condition.wait_timeout_while(held, timeout, |()| !self.rung.load(Relaxed));
         drop(wait.expect(Self::UNPOISONED));
         self.rung.store(false, Relaxed);
-        // Before the look for work: see `ring`.
+        // This comes before the check for work: see `ring`.
         fence(SeqCst);
     }
 }
@@ -161,8 +161,8 @@ impl Cache {
         self.reserve.maintainer.doorbell.wait(timeout);
     }
 
-    /// Nodes that may have a maintaining thread each, besides the one for everything else: those
-    /// with processors, if there are several.
+    /// Nodes that may each have a maintaining thread, besides the general one: those with
+    /// processors, if there are several.
     pub fn nodes_to_keep(&self) -> Vec<usize> {
         let served: Vec<usize> = self.pool.served().collect();
         if served.len() > 1 { served } else { Vec::new() }
@@ -175,8 +175,8 @@ impl Cache {
         self.reserve.of_nodes[node].doorbell.wait(timeout);
     }
 
-    /// Prepares memory on a node for stores, and gives back a surplus. Errors: those of
-    /// [`Self::maintain`].
+    /// Prepares memory on a node for stores, and gives back a surplus. Fails as [`Self::maintain`]
+    /// does.
     pub fn maintain_node(&self, node: usize) -> io::Result<()> {
         let is_it = |other| other == node;
         let provisioned = self.pool.provision(self.reserve.reserve_bytes(), is_it);
@@ -199,7 +199,8 @@ impl Cache {
 
     /// Fills the reserves that stores take from, writes back the pool's surplus above the
     /// threshold, compacts, trains a dictionary when it is time, and gives free memory back.
-    /// Errors: no memory for the reserve (stores use it up, then write back or are rejected).
+    /// Fails without memory for the reserve. (Stores use the reserve up, then write back or are
+    /// rejected.)
     pub fn maintain(&self) -> io::Result<()> {
         // In this order, because the backing reports its recovery only once.
         if self.writeback.has_failed() && self.backing.has_recovered() {
@@ -216,8 +217,8 @@ impl Cache {
         provisioned
     }
 
-    /// The part of [`Self::maintain`] that stores may wait for, without a scan of every table. For
-    /// a thread that both stores many pages and maintains.
+    /// The part of [`Self::maintain`] that stores may wait for, without a scan of every table.
+    /// Called by a thread that both stores many pages and maintains.
     pub fn prepare(&self) -> io::Result<()> {
         let provisioned = self.provision();
         let accept = self.attributes.pool_bytes_accept() as usize;
@@ -228,7 +229,7 @@ impl Cache {
     }
 
     /// Writes back until the pool is `bytes` smaller than now, or is empty; returns the bytes
-    /// freed. For times when the machine needs memory.
+    /// freed. Called when the machine needs memory.
     pub fn shrink(&self, bytes: usize) -> usize {
         let before = self.pool.mapped_bytes();
         // `top_up` makes no memory for the pool, which is to shrink.
@@ -298,14 +299,14 @@ impl Cache {
         still
     }
 
-    /// True while writeback has work, and while a pool that was full takes no pages. One condition
-    /// for both, so that a full pool never waits in vain for writeback.
+    /// True while writeback has work, and while a pool that was full takes no pages. Both callers
+    /// use this condition, so that a full pool never waits in vain for writeback.
     fn is_above_threshold(&self) -> bool {
         self.surplus(self.attributes.pool_bytes_accept() as usize) > 0
     }
 
-    /// Bytes of the pool above a size. Holes do not count: pages fit into them, and compaction
-    /// frees them once they are many.
+    /// Bytes of the pool above a size. Holes do not count, since pages fit into them, and
+    /// compaction frees them when there are many.
     fn surplus(&self, bytes: usize) -> usize {
         let above = self.pool.bytes().saturating_sub(bytes);
         if above == 0 { 0 } else { above.saturating_sub(self.pool.slack_bytes()) }

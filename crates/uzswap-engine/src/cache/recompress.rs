@@ -37,7 +37,7 @@ const BUSY_PAGES: u64 = 64;
 /// Samples taken in the time of the age. A page may therefore wait an eighth longer.
 const LOOKS: u32 = 8;
 
-/// Marks a token of recompression: a second word that is no place on the backing.
+/// Marks a token of recompression: a second word that is not a place on the backing.
 const TOKEN: u64 = 1 << 63;
 
 const _: () = assert!(PIECES * COMPRESSED_BYTES_MAX >= UNIT_BYTES_MAX, "a unit fits in its pieces");
@@ -75,7 +75,7 @@ pub(crate) struct Recompressor {
     work: Option<RecompressBuffers>,
 }
 
-/// Buffers, made with the first page: some three megabytes.
+/// The buffers, some three megabytes, made with the first page.
 struct RecompressBuffers {
     encoder: UnitEncoder,
     decoder: UnitDecoder,
@@ -95,9 +95,9 @@ struct Candidate {
 
 /// The present place of a candidate.
 enum From {
-    /// In an object of `bytes`; the page's entry has the token.
+    /// The page is in an object of `bytes`, and its entry has the token.
     Pool { token: u64, bytes: u16 },
-    /// In a unit that has lost pages.
+    /// The page is in a unit that has lost pages.
     Unit(UnitMember),
 }
 
@@ -419,7 +419,7 @@ impl Cache {
     }
 }
 
-/// True if pages gain an eighth as a unit of `bytes`. Pages that are in a unit always do.
+/// True if pages gain an eighth as a unit of `bytes`. Pages that come from a unit always gain.
 fn gains(candidates: &[Candidate], bytes: usize) -> bool {
     let before = candidates.iter().map(|candidate| match candidate.from {
         From::Pool { bytes, .. } => usize::from(bytes),

@@ -39,7 +39,7 @@ impl Cache {
     /// be the same as before; a changed attribute keeps its value. No other process may use the
     /// file.
     ///
-    /// Errors: as those of [`Self::new`], and [`SetupError::Left`].
+    /// The errors are those of [`Self::new`], and [`SetupError::Left`].
     pub fn in_file(
         config: Config,
         backing: Box<dyn Backing>,
@@ -85,7 +85,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Makes every entry as it was published last, and counts the entries of each record and unit.
+    /// Restores every entry to its last published state, and counts the entries of each record and
+    /// unit.
     fn recover_entries(&self, view: &View<'_>, durable: &Durable) -> Result<(), SetupError> {
         for (key, entry) in entries(view) {
             let word = view.recover(key, entry, durable.intent());

@@ -177,7 +177,7 @@ impl Cache {
         self.remote_read_times().and_then(|times| times.quantile_ns(share)).unwrap_or(0)
     }
 
-    /// The value of a statistic by its name; `None` when there is no such.
+    /// The value of a statistic by its name; `None` when there is no such statistic.
     pub fn statistic(&self, name: &str) -> Option<u64> {
         STATISTICS.iter().find(|s| s.name == name).map(|s| s.value(self))
     }

@@ -43,7 +43,7 @@ const WORTH_IT: u64 = 30;
 /// Larger objects teach nothing, and neither do numbers.
 const SAMPLE_BYTES_MAX: u16 = 2048;
 
-/// Pages that are noted; some will be gone.
+/// The number of noted pages, some of which will be gone.
 const NOTED: usize = 2 * SAMPLES;
 
 /// The state of training.
@@ -103,7 +103,7 @@ impl Recent {
         self.keys[at].store(key.0, Relaxed);
     }
 
-    /// The newest keys first. Until [`NOTED`] pages were noted, the rest are keys of no page.
+    /// The newest keys first. Until [`NOTED`] pages were noted, the other keys name no page.
     fn newest(&self) -> impl Iterator<Item = SwapEntry> {
         let next = self.noted.load(Relaxed);
         let key = move |back| self.keys[next.wrapping_sub(back) % NOTED].load(Relaxed);
@@ -143,7 +143,7 @@ impl Trainer {
 }
 
 impl Cache {
-    /// Judges the dictionary, and trains another when it is time. For the maintaining thread.
+    /// Judges the dictionary, and trains another when it is time. Called by the maintaining thread.
     pub(crate) fn tend_dictionary(&self) {
         let mut trainer = lock(&self.training.trainer);
         if !self.wants_dictionary() {

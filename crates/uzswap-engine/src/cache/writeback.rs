@@ -143,7 +143,7 @@ struct InFlight {
 }
 
 impl SegmentWriter {
-    /// For a pool of at most `pool_bytes_max`.
+    /// Makes the buffers for a pool of at most `pool_bytes_max`.
     fn new(pool_bytes_max: u64) -> io::Result<Self> {
         // Segments that the thread fills or writes at the same time.
         let count = if pool_bytes_max < 64 << 20 { 2 } else { 4 };
@@ -162,7 +162,7 @@ impl SegmentWriter {
         (self.buffers.len() + usize::from(self.cleaned.is_some())) * SEGMENT_BYTES
     }
 
-    /// For a cache without a backing.
+    /// Makes a writer for a cache without a backing.
     fn idle() -> Self {
         Self {
             buffers: Vec::new(),

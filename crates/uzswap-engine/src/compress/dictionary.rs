@@ -40,7 +40,7 @@ struct Dictionary {
 pub(crate) struct Encoder {
     level: i32,
     pub(super) prepared: CDict<'static>,
-    /// True if the dictionary gains enough. Otherwise pages are only tried with it now and then.
+    /// True if the dictionary gains enough. Otherwise every 32nd page is only tried with it.
     is_worth_it: AtomicBool,
 }
 
@@ -197,7 +197,7 @@ mod tests {
             objects.push(object(&mut codecs, &pages[0]));
             assert_eq!(dictionary_of(objects.last().unwrap()), Some(number));
         }
-        // Another CPU's contexts, which have compressed no page with these dictionaries.
+        // Uses another CPU's contexts, which have compressed no page with these dictionaries.
         for codecs in [&mut codecs, &mut zstd(shared)] {
             for object in objects.iter().chain(objects.iter().rev()) {
                 let mut page = [0; PAGE_BYTES];

@@ -15,9 +15,9 @@
 //! | `LLLDDDSS` | anything       | copy 1 + L, L being 2..=7 | 1 + D + 8 H          | 2     |
 //!
 //! H is the second byte. In the three-byte forms D and S share a little-endian word, with S at its
-//! low end. L = 0 stands for the most that its field can encode, plus 255 for every following zero
-//! byte, plus the first byte that is not zero. The distance comes after those bytes. A stream's
-//! very first byte, when above 17, stands for that many literals less 17. The end is `11 00 00`.
+//! low end. L = 0 stands for the field's maximum, plus 255 for every following zero byte, plus the
+//! first byte that is not zero. The distance comes after those bytes. A stream's very first byte,
+//! when above 17, stands for that many literals less 17. The end is `11 00 00`.
 //!
 //! A page is shorter than the reach of `0001GLLL`, so that form is always the end.
 
@@ -39,7 +39,7 @@ const SHORT: usize = 8;
 /// The three-byte copy reaches this long before it needs further length bytes.
 const MEDIUM: usize = 33;
 
-/// The most literals that an instruction byte can count, and that a stream's first byte can.
+/// The maximum number of literals of an instruction byte, and of a stream's first byte.
 const RUN: usize = 18;
 const FIRST_RUN: usize = 255 - 17;
 

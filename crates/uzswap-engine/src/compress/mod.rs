@@ -41,7 +41,7 @@ pub enum Codec {
     Deflate = 4,
     /// WKdm, for memory rather than files.
     Wkdm = 5,
-    /// A piece of a unit of recompressed pages: no page by itself, and not to be chosen.
+    /// A piece of a unit of recompressed pages. It is not a page by itself, and cannot be chosen.
     Piece = 6,
     /// LZ4 of a page of numbers taken apart. `lz4` chooses it by page.
     Lz4Numbers = 9,
@@ -239,7 +239,7 @@ pub(crate) struct Prepared {
 }
 
 enum CodecContext {
-    /// For codecs without levels, and those that are not chosen.
+    /// The level of codecs without levels, and of those that cannot be chosen.
     None,
     Lz4,
     Zstd(zstd::Plain),

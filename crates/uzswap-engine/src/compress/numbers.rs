@@ -34,9 +34,9 @@ const LOOK: usize = WORDS / 2;
 enum Difference {
     /// By exclusive or: for labels and noise, whose order means nothing.
     Bits = 0,
-    /// By a 64-bit difference.
+    /// A 64-bit difference.
     Word = 1,
-    /// By two 32-bit differences.
+    /// Two 32-bit differences.
     Halves = 2,
 }
 
@@ -126,7 +126,7 @@ fn to_integers(words: &mut [u64]) -> Option<usize> {
         // Only for these the conversion does not depend on the machine's infinities.
         integer.wrapping_add(INTEGER_MAX) <= 2 * INTEGER_MAX && float_of(integer, power) == word
     };
-    // In heaps the first word that is not zero fails this.
+    // In heaps the first word that is not zero fails this test.
     let may_be = |word: &u64| *word == 0 || EXPONENTS.contains(&(word >> 52 & 0x7ff));
     if !words.iter().all(may_be) || words.iter().all(|word| *word == 0) || !rounds_to_nearest() {
         return None;
@@ -147,7 +147,7 @@ fn to_integers(words: &mut [u64]) -> Option<usize> {
 /// True if this thread rounds to the nearest, as nearly all do. A program may have set other
 /// rounding for the thread that takes a page apart, or for the thread that puts it together.
 fn rounds_to_nearest() -> bool {
-    // Of these the nearest is below one and above the other.
+    // The nearest of these is below one, and above the other.
     let quotients = [3.0_f64, 10.0].map(|by| (black_box(1.0) / black_box(by)).to_bits());
     quotients == [0x3fd5_5555_5555_5555, 0x3fb9_9999_9999_999a]
 }
@@ -380,7 +380,7 @@ mod tests {
             let page = page_of(|i| ((most - most.signum() * (i as i64 + 1)) as f64).to_bits());
             assert_eq!(pass(&page).0 >> 4, 1);
         }
-        // With more decimals than the words before them.
+        // The last words have more decimals than the words before them.
         let page = page_of(|i| (i as f64 / if i < 400 { 10.0 } else { 1e8 }).to_bits());
         assert_eq!(pass(&page).0 >> 4, 9);
     }

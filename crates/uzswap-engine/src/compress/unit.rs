@@ -21,7 +21,7 @@ use zstd_safe::ResetDirective::SessionOnly;
 use zstd_safe::zstd_sys::ZSTD_EndDirective::ZSTD_e_flush;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, InBuffer, OutBuffer};
 
-/// Pages of a unit, at most.
+/// The maximum number of pages of a unit.
 pub(crate) const UNIT_PAGES: usize = 16;
 /// Pages of a group: a unit has whole groups.
 pub(crate) const GROUP_PAGES: usize = 4;
@@ -43,7 +43,7 @@ const NUMBERS: u16 = 1 << 15;
 
 const _: () = assert!(UNIT_BYTES_MAX < NUMBERS as usize, "ends have 15 bits");
 
-/// Makes units. Allocates some megabytes, when made and with its first unit.
+/// Makes units. Allocates some megabytes, when it is made and with its first unit.
 pub(crate) struct UnitEncoder {
     context: CCtx<'static>,
     /// A group with pages of numbers.
@@ -259,7 +259,7 @@ mod tests {
         let mut pages = [pointers(1)[0]; 12];
         let numbers = (0..).map(|seed| page_of(Content::Numbers, seed));
         pages.iter_mut().skip(4).zip(numbers.take(2)).for_each(|(page, number)| *page = number);
-        // In two groups of the three.
+        // Two of the three groups have such pages.
         let is_number = |at: usize| matches!(at, 4 | 5 | 10);
         pages[10] = page_of(Content::Prices, 1);
         let numbers: Vec<bool> = (0..12).map(is_number).collect();

@@ -235,8 +235,8 @@ fn wide([a, b, c, d, e]: [u8; 5]) -> [u8; 8] {
     (number(0) | number(1) | number(2) | number(3)).to_le_bytes()
 }
 
-/// Appends to a section. An item that is not kept is written all the same and not counted: the kind
-/// of a word is nearly random, so branches on it would be slow.
+/// Appends to a section. An item that is not kept is written, too, but not counted. The kind of a
+/// word is nearly random, so branches on it would be slow.
 fn append<const N: usize>(section: &mut [u8], count: &mut usize, item: [u8; N], is_kept: bool) {
     let at = N * *count;
     section[at..at + N].copy_from_slice(&item);

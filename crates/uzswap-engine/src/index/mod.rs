@@ -377,7 +377,7 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
-    /// Notes that an entry becomes absent. It is locked until it is absent.
+    /// Notes that an entry becomes absent. The entry stays locked until it is absent.
     fn note_absent(&self, key: SwapEntry) {
         self.index.emptying.add(key.0 as usize / TRUNK_ENTRIES);
     }

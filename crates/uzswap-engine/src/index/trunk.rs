@@ -1,4 +1,5 @@
-//! A trunk's memory: made whole, reached by pointer, freed when no thread can use it any more.
+//! A trunk's memory: made as a whole, reached by a pointer, freed when no thread can use it any
+//! more.
 //!
 //! A pointer in the directory comes from [`TrunkMemory::make`]. Only pinned threads read it. The
 //! one thread that removes it from the directory [`retire`]s the trunk; threads that are pinned
@@ -100,7 +101,7 @@ impl TrunkMemory {
     pub(super) fn free(&self, trunk: Owned) {
         match &self.0 {
             Some(durable) => durable.give_trunk(durable.frame_at(trunk.0.cast())),
-            // SAFETY: without other memory `make` made it of a box, and its one owner passes it.
+            // SAFETY: without other memory `make` made it from a box, and its only owner passes it.
             None => drop(unsafe { Box::from_raw(trunk.0.as_ptr()) }),
         }
     }
@@ -182,7 +183,7 @@ impl Retired {
             entries[0].link_of_retired().store(first, Relaxed);
             Some(at)
         };
-        // Release: the thread that frees the trunks follows the links. It takes them all.
+        // Release: the thread that frees the trunks follows the links. This takes all of them.
         let _ = self.first.fetch_update(Release, Relaxed, link);
     }
 
@@ -231,8 +232,8 @@ pub(super) fn retire(at: Shared<'_, Trunk>, retired: &Arc<Retired>, pinned: &Gua
             let Some(_held) = retired.memory() else { return };
             let at = std::ptr::with_exposed_provenance::<Trunk>(at);
             // SAFETY: the directory does not have it any more. Each entry was made gone, so no
-            // thread puts it back. Threads that may use it were pinned before it was retired. Its
-            // memory is kept.
+            // thread puts it back. Threads that may use it were pinned before it was retired. The
+            // trunk's memory is kept.
             if let Some(trunk) = unsafe { Owned::of(at) } {
                 retired.push(trunk);
             }

@@ -57,8 +57,8 @@ const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
 
 impl Word {
     pub(crate) const ABSENT: Self = Self(ABSENT);
-    /// The trunk of the entry is being freed, or is freed. The page is absent; if it has an entry
-    /// now, that is in another trunk. Set only where the word was `ABSENT`.
+    /// The trunk of the entry is being freed, or is freed. The page is absent. If it has an entry
+    /// now, the entry is in another trunk. Set only where the word was `ABSENT`.
     pub(crate) const GONE: Self = Self(GONE);
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;
@@ -130,7 +130,7 @@ impl Word {
         Self(if set { self.0 | Self::IN_FLIGHT } else { self.0 & !Self::IN_FLIGHT })
     }
 
-    /// True if the list of the entry, if it is on one, is that of pages that recompression skips.
+    /// True if the entry belongs on the list of pages that recompression skips.
     pub(crate) fn is_cold(self) -> bool {
         self.0 & Self::COLD != 0
     }

@@ -33,7 +33,7 @@ impl Pool {
         self.sections.finish_offline(section, to)
     }
 
-    /// Brings one more section online. Errors: no memory, or no section.
+    /// Brings one more section online. Fails without memory, or without a section.
     pub(crate) fn grow_section(&self) -> std::io::Result<()> {
         let here = self.nodes.here();
         let open = self.nodes.nearest(here).iter().find(|node| !self.sections.is_closed(**node));

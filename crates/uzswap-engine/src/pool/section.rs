@@ -101,9 +101,10 @@ pub(super) struct Sections {
     nodes: Arc<Nodes>,
     /// True if a node must have no memory of the pool.
     closed: Box<[AtomicBool]>,
-    /// For each node: true if the last section that was made for it got memory of another node.
+    /// True, for each node, if the last section that was made for it got memory of another node.
     short: Box<[AtomicBool]>,
-    /// For each node: true if a store waited in vain for memory since the last section came.
+    /// True, for each node, if a store has waited in vain for memory since the last section was
+    /// made.
     late: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
     /// Free frames of each node's sections that are online.
@@ -283,8 +284,8 @@ impl Sections {
         self.used_frames.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Brings one more section online, faulted in, on a node if that has memory. Errors: no memory;
-    /// `QuotaExceeded` when all possible sections are online.
+    /// Brings one more section online, faulted in, on a node if that has memory. Fails without
+    /// memory; with `QuotaExceeded` when all possible sections are online.
     pub(super) fn bring_any_online(&self, node: usize) -> io::Result<()> {
         let mut inner = lock(&self.inner);
         let Some(number) = inner.absent.first() else {
@@ -313,7 +314,7 @@ impl Sections {
         self.make(number, before, *open.unwrap_or(&here)).map_err(Refused::Memory)
     }
 
-    /// Makes the memory of a section that is going online. On an error it has its old state.
+    /// Makes the memory of a section that is going online. After an error it has its old state.
     fn make(&self, number: usize, before: SectionState, node: usize) -> io::Result<()> {
         let made = self.populate(number, before, node).map(|memory| {
             Box::new(Section {

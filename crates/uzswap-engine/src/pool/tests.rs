@@ -275,7 +275,7 @@ fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
     assert_eq!(pool.header(handle).checksum, 3 * rounds);
 }
 
-/// Each thread sees that memory is short, and one section is enough for all.
+/// Each thread finds that memory is short, but one section is enough for all.
 #[test]
 fn threads_that_lack_memory_at_once_bring_one_section() {
     for _ in 0..20 {

@@ -82,8 +82,8 @@ impl Zspage {
         self.used.store(0, Relaxed);
         self.fresh.store(0, Relaxed);
         self.free.store(NO_OBJECT, Relaxed);
-        // Stored last: a thread that empties a section looks at all zspages without their locks,
-        // and finds the section's zspages by their frames.
+        // Stored last, because a thread that empties a section reads all zspages without their
+        // locks, and finds the section's zspages by their frames.
         self.class.store(class, Release);
     }
 

@@ -45,7 +45,7 @@ impl Device {
         lock(&self.noise).below(end)
     }
 
-    /// Reads as a store answers. Errors: it has lost the segment.
+    /// Reads as a store answers. Fails if the store has lost the segment.
     fn read_far(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let own = segment(offset);
         if lock(&self.paged).contains(&own) {

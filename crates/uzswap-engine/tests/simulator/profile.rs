@@ -105,7 +105,7 @@ pub const THROUGH: Role = Role {
 };
 
 /// The bias of histories: one value of each slice. Without a bias some events would hardly ever
-/// meet.
+/// occur together.
 #[derive(Debug)]
 pub struct Profile {
     pub name: &'static str,
@@ -238,7 +238,7 @@ pub const PROFILES: &[Profile] = &[
         turn: &[8],
         ..ANYTHING
     },
-    // Many pages to a frame, then one to each.
+    // Many pages in each frame, then one in each.
     Profile {
         name: "tides",
         share: 2,

@@ -4,10 +4,10 @@
 //! out  words → Busy → [`Door::move_out`]: copied or moved to a frame, and closed to the program
 //! in   words → Busy → loaded → [`Door::copy_in`]: complete before a thread can touch it
 //! ```
-//! A thread that touches a page that is out is stopped by a signal, and served by
-//! [`crate::fault`]. The callers of a door have made the words of its pages `Busy`.
+//! A signal stops a thread that touches an absent page, and [`crate::fault`] serves it. The callers
+//! of a door have made the words of its pages `Busy`.
 //!
-//! There are three, in [`crate::doors`].
+//! There are three doors, in [`crate::doors`].
 
 use super::Inner;
 use super::space::{Space, Taken};
@@ -50,7 +50,7 @@ pub(crate) trait Door: Send + Sync {
     }
 
     /// Closes pages that are adopted and were never used, at a cost that does not grow with their
-    /// number. Errors: each must be closed by itself.
+    /// number. Fails if each page must be closed by itself.
     fn close_unused(&self, _range: Range<usize>) -> io::Result<()> {
         Ok(())
     }
@@ -63,7 +63,7 @@ pub(crate) trait Door: Send + Sync {
     /// Makes the pages of a range the program's own again. All of them are present.
     fn let_go(&self, range: Range<usize>);
 
-    /// Puts pages that are out in their places. With `guard`, a write to them is a fault.
+    /// Puts absent pages in their places. With `guard`, a write to them is a fault.
     fn copy_in(&self, at: usize, pages: &[Page], guard: bool) -> io::Result<()>;
 
     /// Brings in pages of zeros; `false` if the caller must copy them in. With `is_made`, each page
@@ -96,6 +96,6 @@ pub(crate) trait Door: Send + Sync {
     /// Names the program's only thread, or 0.
     fn set_only_thread(&self, _thread: i32) {}
 
-    /// Called now and then by reclaim.
+    /// Reclaim calls this at intervals.
     fn tend(&self) {}
 }

@@ -22,7 +22,7 @@ pub(crate) struct Keys {
     given: Mutex<UnitAllocator>,
 }
 
-/// In units of 16.
+/// Counted in units of 16.
 #[derive(Default)]
 struct UnitAllocator {
     /// Units below this number were given out.

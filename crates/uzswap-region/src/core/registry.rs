@@ -56,8 +56,8 @@ pub(crate) fn find(address: usize) -> Option<&'static Space> {
         let table = unsafe { table.as_ref() }?;
         found = table.0[address % GIB / UNIT].load(Ordering::Acquire);
     }
-    // SAFETY: regions in the tables are kept alive until they have been taken out; see the module
-    // for threads that might still look then.
+    // SAFETY: a region in the tables lives until it is taken out; see the module for threads that
+    // may still use it then.
     unsafe { found.as_ref() }.filter(|space| space.contains(address))
 }
 

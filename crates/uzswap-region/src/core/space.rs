@@ -421,7 +421,7 @@ impl Space {
 
     /// Makes every page `Busy` for good, unmaps the memory, and returns how many pages had memory.
     pub(crate) fn close(&self) -> i64 {
-        // Before any page is taken for good.
+        // This comes before any page is taken for good.
         self.is_closed.store(true, Release);
         let mut resident = 0;
         let mut at = self.next_touched(0);
@@ -489,7 +489,7 @@ impl Space {
         self.is_copy.load(Relaxed)
     }
 
-    /// Unmaps the copy that a fork has, if it has one.
+    /// Unmaps the fork's copy, if there is one.
     pub(crate) fn drop_copy(&self) -> bool {
         let had = self.is_copy.swap(false, Relaxed);
         if had {

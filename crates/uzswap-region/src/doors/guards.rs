@@ -6,8 +6,7 @@
 //! in   may not be accessed → guard away → written by /proc/self/mem → may be accessed
 //! ```
 //! A guard takes memory, in the kernel's page tables. So a long mapping stays open until its pages
-//! are used. A look finds the used pages ([`crate::Pager::find_used`]), and closes the pages around
-//! them.
+//! are used. [`crate::Pager::find_used`] finds the used pages, and closes the pages around them.
 //!
 //! Pages that leave and lie near each other are closed together. A guard splits no mapping, so any
 //! page may be out by itself. After a guard is removed, other threads would find zeros. So the page
@@ -66,8 +65,8 @@ fn unguard(range: Range<usize>) -> io::Result<()> {
     unsafe { proc_mem::unguard(range) }
 }
 
-/// Opens pages that were closed for a moment. Their mapping joins those beside it, so no further
-/// mapping is needed.
+/// Opens pages that were closed for a moment. The kernel merges their mapping with its neighbours,
+/// so no further mapping is needed.
 fn open(range: Range<usize>) -> io::Result<()> {
     allow(range, Access::All)
 }
@@ -228,7 +227,7 @@ impl Drop for Near {
 }
 
 impl Guards {
-    /// Puts guards where no page is, of a range that may not be accessed.
+    /// Puts guards where a range that may not be accessed has no page.
     fn close_absent(&self, at: usize, there: &mut [bool]) {
         let known = self.own.pagemap.have_pages(at, there).unwrap_or(0);
         // We assume that a page is present if the kernel does not describe it.

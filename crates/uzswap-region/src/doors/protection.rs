@@ -1,5 +1,5 @@
-//! By protection, where userfaultfd is denied and there are no guards: pages that are out *may not*
-//! be accessed, and a touch is a SIGSEGV.
+//! By protection, where userfaultfd is denied and there are no guards: absent pages *may not* be
+//! accessed, and a touch is a SIGSEGV.
 //!
 //! ```text
 //! out  may not be accessed → copied to its frame → its memory given back
@@ -47,9 +47,9 @@ pub(crate) struct Protection {
 /// The number of mappings.
 struct Mappings {
     most: i64,
-    /// At the last count.
+    /// The number of mappings at the last count.
     counted: AtomicI64,
-    /// Changes of access since, each of which has made two at most.
+    /// The changes of access since then. Each has made two mappings at most.
     changes: AtomicI64,
 }
 
@@ -73,7 +73,7 @@ impl Mappings {
             return;
         }
         self.changes.store(0, Relaxed);
-        // Mappings that cannot be counted are taken to be many.
+        // If the mappings cannot be counted, we assume many.
         self.counted.store(count().unwrap_or(self.most), Relaxed);
     }
 }
@@ -192,7 +192,7 @@ impl Door for Protection {
         };
         match self.mappings.filled() {
             ..12 => true,
-            // From now on pages that are out gather at multiples of a batch.
+            // From now on absent pages gather at multiples of a batch.
             12..15 if page.is_multiple_of(BATCH as u32) => true,
             _ => is_out(page.wrapping_sub(1)) || is_out(page + 1),
         }

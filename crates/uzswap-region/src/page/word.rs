@@ -14,8 +14,8 @@
 //! - level: how often in a row it came back soon after it had left (see `uzswap_policy::order`).
 //!
 //! The payload of a resident page is the count of the hand's passes (4 bits) and that of pins. A
-//! staged page has its frame. A stored one has the moment at which it left, or 0 if that is not
-//! known.
+//! staged page has its frame. The word of a stored page has the moment at which the page left, or 0
+//! if that is unknown.
 //!
 //! The payload of a `Busy` page is its former kind. Only the thread that made a page `Busy` changes
 //! it to another state, by a row of [`super::transition`]. Until then no other thread touches the
@@ -23,7 +23,7 @@
 
 use uzswap_policy::order::{LEVELS, PASSES_MAX};
 
-/// Where a page is.
+/// The location of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Nowhere: it was never written, or dropped. Reads as zeros.
@@ -54,7 +54,7 @@ const PINS_SHIFT: u32 = 14;
 
 const _: () = assert!(LEVEL_MASK == 0b11 << LEVEL_SHIFT && PASSES_MASK >> PAYLOAD_SHIFT == 0b1111);
 
-/// Moments that a stored page's word can tell apart.
+/// The number of moments that a stored page's word can distinguish.
 pub(crate) const MOMENTS: u64 = 1 << (32 - PAYLOAD_SHIFT);
 
 impl Word {

@@ -11,7 +11,7 @@
 //! to differ, the word is *divided*: from then on it refers to a group, for good. So a group's
 //! words always belong to the same pages, and a thread may read them at any time.
 //!
-//! A search for used pages goes by the marks ([`Words::next`]). So unused pages cost it next to
+//! A search for used pages follows the marks ([`Words::next`]). So unused pages cost it next to
 //! nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is divided, and stays
 //! marked.
 //!
@@ -52,7 +52,7 @@ const _: () =
 pub(crate) struct Words {
     memory: Mapping,
     pages: u32,
-    /// Groups that are in use.
+    /// The number of groups in use.
     groups: AtomicU32,
 }
 
@@ -127,7 +127,7 @@ impl Words {
         unsafe { std::slice::from_raw_parts(first.add(range.start), range.len()) }
     }
 
-    /// Where a group begins.
+    /// The index of a group's first word.
     fn group(&self, group: u32) -> usize {
         first_group(self.pages) + group as usize * GROUP
     }
@@ -164,7 +164,7 @@ impl Words {
         self.slot(marks + (at / MARKS) as usize).fetch_or(1 << (at % MARKS), Relaxed);
     }
 
-    /// Where the marks of a top word's group begin. `None` if it is not divided.
+    /// The index at which the marks of a top word's group begin. `None` if it is not divided.
     fn marks_below(&self, top: u32) -> Option<usize> {
         let word = look_at(self.slot(top as usize));
         Some(self.group(word.group()?) + FAN as usize)
@@ -259,7 +259,7 @@ impl Words {
     }
 }
 
-/// A word as it is now. Tests count these looks.
+/// A word as it is now. Tests count these steps.
 fn look_at(word: &AtomicU32) -> Word {
     #[cfg(test)]
     tests::STEPS.set(tests::STEPS.get() + 1);

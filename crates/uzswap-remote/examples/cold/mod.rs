@@ -37,7 +37,7 @@ pub fn micros(time: &Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Stores pages. Waits while there is no room for one.
+/// Stores pages. Waits while there is no room for a page.
 pub fn store(cache: &Cache, area: &Area, numbers: std::ops::Range<u32>) -> Outcome<()> {
     prepare_thread();
     for number in numbers {

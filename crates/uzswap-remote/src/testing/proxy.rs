@@ -104,7 +104,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_done.store(true, Relaxed);
-        // Errors: the proxy or a connection has ended already.
+        // Fails if the proxy or a connection has ended already.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         lock(&self.shared.streams).iter().for_each(|one| _ = one.shutdown(Shutdown::Both));
     }
@@ -129,7 +129,7 @@ impl Shared {
                 break passed.map(|_| ());
             }
         };
-        // Errors: the connection has ended already.
+        // Fails if the connection has ended already.
         let _ = to_client.shutdown(Shutdown::Both);
         let _ = to_server.shutdown(Shutdown::Both);
         ended

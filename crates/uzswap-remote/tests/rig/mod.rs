@@ -76,7 +76,7 @@ impl Rig {
         self.area.entry(number).unwrap()
     }
 
-    /// Stores pages. Waits while there is no room for one.
+    /// Stores pages. Waits while there is no room for a page.
     pub fn fill(&self, numbers: impl Iterator<Item = u32>, round: u32) {
         prepare_thread();
         let until = Instant::now() + Duration::from_secs(60);
@@ -150,8 +150,8 @@ pub fn lease_bytes(server: &Server) -> u64 {
     leases.iter().map(|key| server.ask(&["STRLEN", key]).parse::<u64>().unwrap()).sum()
 }
 
-/// Damages each segment of the client `me`, in three ways in turn: the content of another, flipped
-/// bytes, a missing end.
+/// Damages each segment of the client `me`, in three ways in turn: another segment's content,
+/// flipped bytes, a missing end.
 pub fn damage(server: &Server) {
     const CUT: &str = "redis.call('SET', KEYS[1], redis.call('GETRANGE', KEYS[1], 0, 9999))";
     const TURN: &str = "for at = 0, 262143, 509 do redis.call('SETRANGE', KEYS[1], at, '?') end";

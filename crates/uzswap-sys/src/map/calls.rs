@@ -88,8 +88,8 @@ pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // Before Linux 5.14: touch each page instead.
         Err(rustix::io::Errno::INVAL) => {
             for offset in (0..bytes).step_by(PAGE_BYTES) {
-                // SAFETY: inside the mapping. It was just made, so no other thread writes it,
-                // and writing back the value read keeps the content.
+                // SAFETY: inside the mapping. The mapping was just made, so no other thread writes
+                // it, and writing the read value back keeps the content.
                 unsafe {
                     let byte = base.as_ptr().add(offset);
                     byte.write_volatile(byte.read_volatile());

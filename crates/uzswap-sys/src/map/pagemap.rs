@@ -100,7 +100,7 @@ const RUNS: usize = 64;
 #[derive(Debug)]
 pub struct Scanned {
     runs: [raw::page_region; RUNS],
-    /// The runs that were found and not passed yet.
+    /// The runs that were found but not passed yet.
     found: Range<usize>,
     /// All pages before this address are among them, or were passed.
     walked: usize,

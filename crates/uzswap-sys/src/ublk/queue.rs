@@ -216,7 +216,7 @@ impl Queue {
         self.bell.clone()
     }
 
-    /// Asks for the first requests. From now on the calling thread serves. Errors: the kernel
+    /// Asks for the first requests. From now on the calling thread serves. Fails if the kernel
     /// refuses that.
     ///
     /// This process may be killed at any point of this call, and then another process must be able

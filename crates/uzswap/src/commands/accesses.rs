@@ -92,7 +92,7 @@ impl LogFile {
         let mut path = trace.as_os_str().to_owned();
         path.push(".part");
         let path = PathBuf::from(path);
-        // An existing file may be another recording's. It stays, and `create` fails.
+        // An existing file may be another recording's. That file stays, and `create` fails.
         Log::create(&path, header)?;
         Ok(Self(path))
     }

@@ -215,7 +215,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<ServeArguments, St
     }
 }
 
-/// Checks the name and value of an option by itself, as if it were the only one.
+/// Checks the name and value of an option as if it were the only option.
 fn check_option(setting: &Setting) -> Result<(), Failure> {
     let known = settable();
     let Some((_, takes_value)) = known.iter().find(|(name, _)| *name == setting.name) else {

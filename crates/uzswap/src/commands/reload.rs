@@ -1,7 +1,7 @@
 //! Settings of a running `serve`: its configuration is applied at the start, and again on SIGHUP.
 //!
-//! A thread of its own in the keeper's process does this. Writing a control file may wait for the
-//! daemon, and reading a file for memory. The keeper's own thread may wait for neither.
+//! A separate thread of the keeper's process does this. Writing a control file may wait for the
+//! daemon, and reading a file may wait for memory. The keeper's main thread may wait for neither.
 
 use crate::cli::ServeArguments;
 use crate::commands::config::Configuration;

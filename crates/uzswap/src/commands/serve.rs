@@ -25,7 +25,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     // All users' pages come here. Identical ones are kept once only where same_pages_enabled is
     // set.
     options.keeps_same_once = false;
-    // A mistake in the address must fail before anything is made that would be left behind.
+    // A mistake in the address must fail before this makes anything that would be left behind.
     let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let lock = lock.ok_or_else(|| {

@@ -60,7 +60,7 @@ pub fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     if let Some(process) = arguments.bring_in {
         return bring_in(process, &in_process);
     }
-    // Users may look at their own in-process runs.
+    // Users may inspect their own in-process runs.
     if in_process.is_empty() {
         require_root()?;
     }
@@ -108,7 +108,7 @@ struct Process {
     process: u32,
     name: String,
     memory: u64,
-    /// Pages that are out: compressed, on the backing, or in another machine's memory.
+    /// Absent pages: compressed, on the backing, or in another machine's memory.
     out: u64,
     pool: u64,
     faults: u64,
@@ -185,7 +185,7 @@ fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> 
     let table = tree.table();
     table.want_whole(process);
     let began = Instant::now();
-    // A small process, or one that was not taken over, has no page outside.
+    // A small process, or one that was not taken over, has no absent page.
     let is_asked = || find(tree).is_some_and(|member| member.figures.out > 0);
     while is_asked() && table.is_whole(process).is_none() {
         if began.elapsed() > PATIENCE {

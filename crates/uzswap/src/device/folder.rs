@@ -1,4 +1,4 @@
-//! The folder of the swap device on this machine, with its lock. Root alone may look into it.
+//! The folder of the swap device on this machine, with its lock. Only root may read it.
 //!
 //! The lock belongs to open files, not to process numbers: containers that share /run number their
 //! processes separately.
@@ -32,8 +32,8 @@ pub fn socket() -> PathBuf {
     Path::new(FOLDER).join(SOCKET)
 }
 
-/// The file that is served, if the transport needs one. It is not among the control files, which go
-/// when the daemon is killed.
+/// The file that is served, if the transport needs one. It is not among the control files, which
+/// disappear when the daemon is killed.
 pub fn disk() -> PathBuf {
     Path::new(FOLDER).join(DISK)
 }

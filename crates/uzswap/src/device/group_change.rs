@@ -18,7 +18,7 @@ pub struct GroupChange {
     pub around: Option<PathBuf>,
     /// The group that its former neighbours were moved to, and the group they came from.
     pub moved: Option<(PathBuf, PathBuf)>,
-    /// For a group that is not ours: its attributes before the change.
+    /// The attributes, before the change, of a group that is not ours.
     #[serde(default)]
     pub borrowed: Option<Vec<(PathBuf, String)>>,
 }

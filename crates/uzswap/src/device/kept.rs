@@ -70,9 +70,9 @@ struct BackingNumber {
 }
 
 impl KeptDaemon {
-    /// Opens the descriptors that a daemon with these options needs. Errors: those of the backing
-    /// and of FUSE. `Ok(Err(reason))`: nothing can outlive the daemon, since it is plain memory, or
-    /// the kernel has no memory that stays locked without a process.
+    /// Opens the descriptors that a daemon with these options needs. The errors are those of the
+    /// backing and of FUSE. `Ok(Err(reason))`: nothing can outlive the daemon, since it is plain
+    /// memory, or the kernel has no memory that stays locked without a process.
     pub fn open(options: &DaemonOptions) -> Result<Result<Self, String>, Failure> {
         if options.bare {
             return Ok(Err("plain memory goes with it".into()));

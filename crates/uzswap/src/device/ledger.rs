@@ -2,7 +2,7 @@
 //!
 //! A machine has one swap device, so there is one such list, in [`FOLDER`]. The holder of the lock
 //! beside it is responsible for it: the keeper, and its daemon, which inherits the lock. If there
-//! is a list and the lock is free, both were killed, and the next keeper undoes it.
+//! is a list and the lock is free, both were killed, and the next keeper undoes the changes.
 
 use crate::device::folder::{self, FOLDER, Lock, disk, mount};
 use crate::device::group_change::GroupChange;
@@ -83,8 +83,8 @@ pub enum Undo {
     Remove,
 }
 
-/// The steps in their order. After the second look an area cannot be switched on again: the devices
-/// are gone.
+/// The steps in their order. After the second check an area cannot be switched on again, because
+/// the devices are gone.
 pub const UNDO: [Undo; 6] =
     [Undo::Look, Undo::Detach, Undo::Look, Undo::EndDaemon, Undo::Restore, Undo::Remove];
 
@@ -196,9 +196,9 @@ impl LedgerState {
         troubles
     }
 
-    /// Undoes everything, and removes the folder. Returns the changes that could not be undone. It
-    /// may be repeated: steps that are done already cause no failure. While the kernel lists an
-    /// area, nothing under it is touched; not even `end_daemon` is called.
+    /// Undoes everything, and removes the folder. Returns the changes that could not be undone.
+    /// Undoing may be repeated, since steps that are already done cause no failure. While the
+    /// kernel lists an area, nothing under it is touched; not even `end_daemon` is called.
     pub fn undo(&mut self, end_daemon: Option<&mut dyn FnMut() -> io::Result<()>>) -> Vec<String> {
         let mut troubles = Vec::new();
         let mut end = end_daemon.into_iter();

@@ -42,7 +42,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Joins the cache. If there is none, has one made with `options`.
+    /// Joins the cache. If there is no cache, has one made with `options`.
     pub fn join(run: &RunInfo, options: &DaemonOptions) -> Result<Self, Failure> {
         let began = Instant::now();
         loop {

@@ -29,7 +29,7 @@ const SIZE_MIN: u64 = 16 << 20;
 /// The daemon's options, passed to it as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DaemonOptions {
-    /// Pages of the device, at most.
+    /// The maximum number of pages of the device.
     pub pages: u32,
     /// The transport: `fuse` or `ublk`.
     pub transport: String,
@@ -38,7 +38,7 @@ pub struct DaemonOptions {
     /// The compressor, by name.
     pub compressor: String,
     pub backing: Backing,
-    /// The address of the store beside it.
+    /// The address of the store beside the backing.
     #[serde(default)]
     pub store: Option<String>,
     /// True if the backing is not sealed.

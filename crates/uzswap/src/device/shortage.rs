@@ -29,7 +29,8 @@ const END_ONE: &[u8] = b"f";
 /// The interval of the checks.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The time that a decision looks at, and the share of it in which all processes must stand still.
+/// The time on which a decision is based, and the share of it in which all processes must stand
+/// still.
 const WINDOW: Duration = Duration::from_secs(5);
 const STILL_PERCENT: u32 = 50;
 
@@ -64,7 +65,7 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// Starts the thread. Errors: a kernel without PSI; a container that may not use SysRq.
+    /// Starts the thread. Fails on a kernel without PSI, and in a container that may not use SysRq.
     pub fn start() -> io::Result<Self> {
         let named =
             |path: &str, error: io::Error| io::Error::new(error.kind(), format!("{path}: {error}"));
@@ -135,7 +136,7 @@ impl ShortageWatch {
         }
     }
 
-    /// True if a process is to be ended now. `refuses`: no page can be stored.
+    /// True if a process is to be ended now. `refuses` if no page can be stored.
     fn look(&mut self, refuses: bool) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         let info = MemoryInfo::parse(read(&self.memory, &mut buffer)?);
@@ -159,7 +160,7 @@ fn stood_still(text: &str) -> Option<Duration> {
     Some(Duration::from_micros(total.trim().parse().ok()?))
 }
 
-/// Decides by comparing looks.
+/// Decides by comparing figures of several checks.
 #[derive(Default)]
 struct Judge {
     /// The start of the window, and the time stood still until then. A window begins when memory

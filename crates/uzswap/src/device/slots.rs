@@ -142,8 +142,8 @@ impl Holder {
     fn end(&mut self) {
         if let Some((mut child, wire)) = self.process.take() {
             drop(wire);
-            // Errors: the process has ended. At its end the kernel frees its slots; nothing waits
-            // for that.
+            // Fails if the process has ended. Then the kernel frees its slots, for which nothing
+            // waits.
             let _ = child.kill();
             let _ = child.try_wait();
         }

@@ -86,7 +86,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// For areas of up to `size` bytes together.
+    /// Makes the state for areas of up to `size` bytes together.
     pub fn new(size: u64) -> Self {
         Self {
             size,
@@ -227,8 +227,8 @@ mod tests {
         assert_eq!((total, areas.len() <= AREAS_MAX), (16 << 40, true));
     }
 
-    /// Once the kernel's list was taken for all areas. After a swapoff of the first area by hand,
-    /// the next areas overlapped others.
+    /// An earlier version took the kernel's list for all areas. After a swapoff of the first area
+    /// by hand, the next areas overlapped others.
     #[test]
     fn no_two_areas_are_over_the_same_part_whichever_is_switched_off() {
         let space = Space::new(1024 * MIB);

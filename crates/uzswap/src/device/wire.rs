@@ -221,7 +221,7 @@ impl Wire {
     }
 
     /// The next message, from data that have arrived and at most one read; `None` if no line is
-    /// complete. For a caller that has polled the descriptor.
+    /// complete. Called after the caller has polled the descriptor.
     pub fn receive_some<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         self.read()?;
         self.said().transpose()

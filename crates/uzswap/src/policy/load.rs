@@ -2,12 +2,12 @@
 //!
 //! More processes may be busy than there are CPUs, and swap rather than compute. Then each takes
 //! memory that another is about to use, and all run at the speed of the swap device. So the
-//! youngest are suspended until no more processes are busy than there are CPUs. When CPUs fall
+//! youngest are suspended until no more processes are busy than there are CPUs. When CPUs become
 //! idle, suspended processes are resumed one by one. The oldest is first, since it finishes and
 //! frees its memory.
 //!
-//! No process is suspended for good. If others wait for a suspended process, CPUs fall idle, and it
-//! is resumed. After ten seconds of suspension a process runs for three in any case.
+//! No process is suspended for good. If others wait for a suspended process, CPUs become idle, and
+//! the process is resumed. After ten seconds of suspension a process runs for three in any case.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,8 +32,8 @@ const WEIGHT: f64 = 0.3;
 /// take a tenth of a CPU's time through our device, and more of the processes' time.
 const FAULTS_PER_CPU: f64 = 1000.0;
 
-/// A slow disk shows by the processes that wait for it: more than this many for each CPU, with more
-/// than this many major faults a second in all.
+/// A slow disk is recognised by the processes that wait for it: more than this many for each CPU,
+/// with more than this many major faults a second in all.
 const WAITING_PER_CPU: f64 = 0.75;
 const FAULTS_WAITED_FOR: f64 = 30.0;
 
@@ -172,7 +172,7 @@ impl Policy {
                 self.spared.insert(*pid, SPARED);
             }
         }
-        // The next looks will see them. Until then they count as running.
+        // The next looks will see the resumed processes. Until then they count as running.
         self.running += pids.len() as f64;
         Decision::Resume(pids)
     }
@@ -254,8 +254,8 @@ impl Suspendable for InGroup {
     }
 }
 
-/// Processes whose memory is kept small in-process. A suspended process waits when it needs a page
-/// that is out, and its other pages leave memory.
+/// Processes whose memory is kept small in-process. A suspended process waits when it needs an
+/// absent page, and its other pages leave memory.
 pub struct InTree(pub &'static Table);
 
 /// This many faults in-process take as long as one fault through the device.
@@ -463,7 +463,7 @@ mod tests {
         assert!((64..=70).contains(&play.free().len()), "{:?}", play.free());
     }
 
-    /// A suspended process that no look sees. It notes the last process resumed.
+    /// Has a suspended process that no look sees. It notes the last process resumed.
     struct Unseen(AtomicUsize);
 
     impl Suspendable for Arc<Unseen> {

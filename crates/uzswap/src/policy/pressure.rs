@@ -50,9 +50,9 @@ impl Processes {
     }
 }
 
-/// The share of time in which processes wait for memory. Without the kernel's figure it is
-/// estimated: the share of looks at which a thread waited for a device, with major faults since the
-/// last look.
+/// The share of time in which processes wait for memory. Without the kernel's figure we estimate
+/// it: the share of looks at which a thread waited for a device, with major faults since the last
+/// look.
 pub struct Pressure {
     processes: Processes,
     major_faults: u64,

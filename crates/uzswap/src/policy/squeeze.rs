@@ -36,7 +36,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 pub enum Mood {
     /// They wait little.
     Good,
-    /// They wait for memory more than they may.
+    /// The processes wait for memory more than they may.
     Bad,
     /// The processes waited a short time ago.
     Resting,
@@ -76,7 +76,7 @@ impl PressureWatch {
     }
 }
 
-/// A target that is to come below a goal.
+/// A target whose memory is to fall below a goal.
 pub trait Squeeze {
     /// True if a process of the target is left.
     fn is_there(&self) -> bool;

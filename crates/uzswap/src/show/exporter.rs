@@ -51,8 +51,8 @@ const HEADER_BYTES_MAX: usize = 16 << 10;
 /// The pause after a connection could not be accepted for want of a descriptor.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Figures that tell if a page was there before, and so if another user has the same. On a port,
-/// which every user of the machine can read, they are rounded to steps.
+/// Figures that reveal if the cache already had a page, and so if another user has the same page.
+/// On a port, which every user of the machine can read, they are rounded to steps.
 const OF_SAME_PAGES: [&str; 2] = ["shared_pages", "duplicate_pages"];
 const STEP: u64 = 1024;
 
@@ -372,7 +372,7 @@ fn in_steps(mut figures: Scrape) -> Scrape {
     figures
 }
 
-/// In one read, since the daemon makes the text anew for each.
+/// All statistics, by one read, since the daemon makes the text anew for each read.
 fn all() -> String {
     let mut text = vec![0; 64 << 10];
     let file = File::open(folder::mount().join(STATISTICS_FOLDER).join(ALL));

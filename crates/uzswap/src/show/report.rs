@@ -61,7 +61,7 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// For a cache that this many runs use.
+    /// The report of a cache that this many runs use.
     pub fn of(runs: u64) -> Self {
         Self { runs, ..Self::default() }
     }

@@ -38,7 +38,7 @@ impl Stats {
         read
     }
 
-    /// The counts since `before`. Values that are no counts stay as they are.
+    /// The counts since `before`. Values that are not counts are unchanged.
     pub fn since(mut self, before: &Self) -> Self {
         for (name, value) in self.stats.iter_mut().filter(|(name, _)| control::is_counted(name)) {
             *value = value.saturating_sub(before.get(name));

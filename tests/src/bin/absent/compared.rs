@@ -254,7 +254,7 @@ pub fn part(at: u64, bytes: usize) -> [u64; 2] {
 /// A pair of sockets.
 pub fn sockets(kind: i32) -> [i32; 2] {
     let mut pair = [0; 2];
-    // SAFETY: room for two.
+    // SAFETY: room for two descriptors.
     assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) }, 0);
     pair
 }
@@ -262,7 +262,7 @@ pub fn sockets(kind: i32) -> [i32; 2] {
 /// A pipe: the end to read, and the end to write.
 pub fn pipe() -> [i32; 2] {
     let mut pair = [0; 2];
-    // SAFETY: room for two.
+    // SAFETY: room for two descriptors.
     assert_eq!(unsafe { libc::pipe(pair.as_mut_ptr()) }, 0);
     pair
 }

@@ -131,7 +131,7 @@ fn timer() -> u64 {
 }
 
 fn none() -> libc::sigevent {
-    // SAFETY: an event of zeros is one.
+    // SAFETY: all-zero bytes are a valid event.
     unsafe { std::mem::zeroed() }
 }
 

@@ -63,7 +63,7 @@ impl Rig {
         Self { folder, cpus: None }
     }
 
-    /// With this number of processors.
+    /// Sets the number of processors.
     pub fn with_cpus(cpus: u32) -> Self {
         Self { cpus: Some(cpus), ..Self::new() }
     }

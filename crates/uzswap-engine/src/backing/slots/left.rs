@@ -18,7 +18,8 @@ impl Slots {
     }
 
     /// Notes that a record of `owner` is live. `false` if that is impossible: the record's place is
-    /// free, beyond the end, or another page's. Errors: no memory, or the record's tag is lost.
+    /// free, beyond the end, or another page's. Fails without memory, or if the record's tag is
+    /// lost.
     pub(crate) fn retake(&self, owner: SwapEntry, extent: Extent) -> io::Result<bool> {
         let segment = Segment::of(extent.place);
         if segment.0 as usize >= self.segments.count() {

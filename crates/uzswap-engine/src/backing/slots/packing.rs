@@ -8,8 +8,8 @@ use crate::sync::lock;
 /// Segments that are emptied at a time.
 pub(crate) const VICTIMS: usize = 8;
 
-/// Free slots of a broken-up segment, reserved by packing. There is at least one, so the segment
-/// stays broken up until they are released.
+/// Free slots of a broken-up segment, reserved by packing. There is at least one such slot, so the
+/// segment stays broken up until they are released.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     segment: Segment,

@@ -126,7 +126,7 @@ fn there_is_none_only_when_there_is_none_anywhere() {
     }
     assert_eq!(taken.all.len(), 1024, "every slot");
     assert!(slots.take_segment(0).is_none());
-    // In the cache of the present CPU.
+    // The slots in the cache of the present CPU.
     let slot = taken.slots.pop().unwrap();
     slots.give_slot(slot);
     assert_eq!(slots.take_slot(0), Some(slot));

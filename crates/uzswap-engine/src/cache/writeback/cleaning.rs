@@ -13,7 +13,8 @@ use crate::object::Extent;
 use crate::sync::lock;
 use std::io;
 
-/// A segment with more live bytes than this is not cleaned: to win one, cleaning would copy thirty.
+/// A segment with more live bytes than this is not cleaned: to gain one segment, cleaning would
+/// copy thirty.
 const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 
 /// The progress of cleaning.

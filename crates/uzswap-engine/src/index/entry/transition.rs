@@ -386,7 +386,7 @@ impl<'a> LockedEntry<'a> {
         debug_assert!(may_be, "{name}: a {kind:?} to {word:?}");
         debug_assert!(refers_rightly(self.view, word.state()), "{name} to {word:?}");
         if is == IsAbsent {
-            // Before it is published: see `Emptying`.
+            // This comes before the entry is published: see `Emptying`.
             self.view.note_absent(self.key);
         }
         self.lock.word = word;
@@ -459,7 +459,7 @@ impl View<'_> {
         })
     }
 
-    /// All entries on a list, each shard's from old to new. For checks of a cache at rest.
+    /// All entries on a list, each shard's from old to new. Called by checks of a cache at rest.
     pub(crate) fn listed(&self, list: List) -> Vec<SwapEntry> {
         self.lists().get(list).entries(&SecondWords(self))
     }
@@ -467,8 +467,8 @@ impl View<'_> {
 
 /// Entries of a killed process, before other threads use them.
 impl View<'_> {
-    /// Restores an entry as it was published last, unlocked and not in flight. Repairs the second
-    /// word if the process ended during a change of both. Clears it for a page in the pool.
+    /// Restores an entry to its last published state, unlocked and not in flight. Repairs the
+    /// second word if the process ended during a change of both. Clears it for a page in the pool.
     pub(crate) fn recover(&self, key: SwapEntry, entry: &Entry, intent: &Intent) -> Word {
         let word = entry.peek();
         let second = entry.second.load(Ordering::Relaxed);

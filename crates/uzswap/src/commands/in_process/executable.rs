@@ -1,4 +1,4 @@
-//! Tells by the head of a command's file whether the command loads a preloaded library.
+//! Decides, by the head of a command's file, whether the command loads a preloaded library.
 
 use object::elf::FileHeader64;
 use object::read::ReadCache;
@@ -89,7 +89,7 @@ pub enum Linkage {
     Not64Bit,
 }
 
-/// The kind of a program; `None` if the file is none, or cannot be read.
+/// The kind of a program; `None` if the file is not a program, or cannot be read.
 pub fn kind(file: &File) -> Option<Linkage> {
     let file = ReadCache::new(file);
     match FileKind::parse(&file).ok()? {

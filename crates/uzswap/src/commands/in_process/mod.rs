@@ -41,7 +41,7 @@ use uzswap_tree::{Setting, Table, clock, share};
 
 /// A favour has the same unit in the policy and in the shares, which know nothing of each other.
 const _: () = assert!(favour::WHOLE == share::FAVOUR);
-/// The favour's rates are of the faults between two looks.
+/// The favour follows the faults between two looks.
 const _: () = assert!(favour::EVERY.as_millis() == supervise::TICK.as_millis());
 
 /// The preloaded library, under its name when installed and when built.
@@ -124,8 +124,8 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         Ok(()) => Ok(library().map_err(Failure::new)?),
         Err(reason) => Err(reason),
     };
-    // Before there are threads. With threads, the kernel replaces the table of descriptors at the
-    // first high number only after an RCU grace period, some 10 ms.
+    // This comes before this process has threads. With threads, the kernel replaces the table of
+    // descriptors at the first high number only after an RCU grace period, some 10 ms.
     let backing = backing(arguments)?;
     let store = store(arguments, backing.is_some())?;
     let prepared =
@@ -232,8 +232,8 @@ struct InProcessReport {
     /// The programs left alone that were seen, and parts of other programs' memory, with the
     /// reasons.
     left_alone: Vec<Alone>,
-    /// Faults that were served, and pages that were compressed. Of each process its last 50 ms or
-    /// so are missing.
+    /// Faults that were served, and pages that were compressed. The figures lack some 50 ms at the
+    /// end of each process.
     faults: u64,
     stores: u64,
     /// Peak of the bytes of all pools, sampled five times a second.
@@ -525,7 +525,7 @@ impl CommandWatch {
         }
     }
 
-    /// Waits for the command, passes signals on, and looks at the figures five times a second.
+    /// Waits for the command, passes signals on, and reads the figures five times a second.
     fn wait(
         &mut self,
         pid: i32,
@@ -551,7 +551,7 @@ impl CommandWatch {
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(table) = table {
                         self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
-                        // Once a second: this looks at each process.
+                        // Only once a second, because this inspects each process.
                         if looks.is_multiple_of(LOOKS) {
                             self.numbers.look(table);
                             table.forget(|process| process::has_ended(process as i32));

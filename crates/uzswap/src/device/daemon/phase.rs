@@ -30,9 +30,9 @@ use Phase::{Ending, Serving, Starting, Unable};
 pub enum Act {
     /// It makes a block device.
     MakeDevice,
-    /// It forgets the devices on which no area is.
+    /// It forgets the devices that have no area.
     Settle,
-    /// It reports how much more the cache can take.
+    /// It reports the room of the cache.
     TellRoom,
     /// It executes another program in its place, whose first phase begins.
     Become,
@@ -138,7 +138,7 @@ mod tests {
         assert!(all::<Phase>().all(|phase| phase.may(Close) == (phase == Ending)));
     }
 
-    /// Once, each of these orders ended the daemon, and its memory was lost.
+    /// In an earlier version each of these orders ended the daemon, and its memory was lost.
     #[test]
     fn a_daemon_that_does_not_serve_stays_whatever_it_is_told() {
         let mut phase = Starting;

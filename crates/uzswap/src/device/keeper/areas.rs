@@ -143,7 +143,7 @@ impl Keeper {
         self.phase.become_next(Phase::Emptying);
     }
 
-    /// Has a process switch the areas off, and looks how far that process is.
+    /// Has a process switch the areas off, and returns the progress of that process.
     pub(super) fn empty(&mut self) {
         let areas = self.state.areas_on();
         let seen = Seen {

@@ -76,7 +76,7 @@ pub enum Emptying {
 
 impl Seen {
     /// The kernel's list alone decides that nothing is left. A process that was to switch areas off
-    /// may be mistaken, or have met another such process.
+    /// may be mistaken, or another such process may have interfered.
     pub fn next(self) -> Emptying {
         match (self.is_listed, self.off) {
             _ if self.has_maker => Emptying::Wait,

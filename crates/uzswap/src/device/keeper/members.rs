@@ -14,7 +14,7 @@ use std::mem::discriminant;
 /// A process with a wire to the keeper.
 pub struct Member {
     pub wire: Wire,
-    /// The process number of its run, if it is one.
+    /// The process number of the member, if it is a run.
     pub run: Option<i32>,
     outbox: Outbox,
 }

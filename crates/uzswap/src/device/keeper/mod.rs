@@ -55,7 +55,8 @@ use uzswap_sys::{cgroup, cpu, process};
 /// The time in which runs must reconnect to a keeper that took over.
 const COME_BACK: Duration = Duration::from_secs(10);
 
-/// While the keeper waits for the daemon's answer: how often it checks that the daemon lives.
+/// The interval at which the keeper, while it waits for the daemon's answer, checks that the daemon
+/// lives.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The pause between attempts to switch off an area whose pages do not fit in memory.
@@ -141,7 +142,7 @@ pub struct Keeper {
     space: Space,
     /// The room of the cache, as the daemon reports it.
     room: RoomLook,
-    /// With `serve`: watches for a machine that stands still.
+    /// Watches, with `serve`, for a machine that stands still.
     shortage: Option<Shortage>,
     listener: UnixListener,
     members: Vec<Member>,
@@ -505,7 +506,8 @@ impl Keeper {
 }
 
 impl Keeper {
-    /// Tells the thread that watches for a shortage of memory how the cache was at the last look.
+    /// Passes the state of the cache at the last look to the thread that watches for a shortage of
+    /// memory.
     fn watch_shortage(&mut self, room: Room) {
         let Some(shortage) = &mut self.shortage else { return };
         for _ in 0..shortage.looked(self.space.is_full(), room) {

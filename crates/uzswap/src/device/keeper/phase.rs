@@ -14,8 +14,8 @@ pub enum Phase {
     Serving,
     /// No process does. A process of ours has the kernel read everything back.
     Emptying,
-    /// The kernel could not read everything back, most likely for want of memory. It will be asked
-    /// again.
+    /// The kernel could not read everything back, most likely for want of memory. That process will
+    /// be asked again.
     Refused,
     /// No daemon can continue. Requests for swapped pages get errors.
     Lost,

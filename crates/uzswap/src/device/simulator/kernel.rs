@@ -25,7 +25,7 @@ pub struct Faults {
     pub flush_is_sent: bool,
     /// The next daemon is started only when the last one is gone entirely.
     pub full_death_is_awaited: bool,
-    /// EINVAL of swapoff is taken for "off", without a look at the kernel's list.
+    /// EINVAL of swapoff counts as "off", without a check of the kernel's list.
     pub einval_means_off: bool,
     /// The keeper waits until a socket has room for its message.
     pub sends_block: bool,
@@ -467,7 +467,7 @@ impl World {
         self.areas.push(Listed { device, pages: 0, inside: None });
     }
 
-    /// A step of swapoff; `None` while it is not done. It may run out of memory.
+    /// A step of swapoff; `None` while it is not done. swapoff may run out of memory.
     pub fn swapoff(&mut self, me: Pid, device: DeviceNumber) -> Option<io::Result<()>> {
         let is_short = self.below(60) == 0;
         let is_served = self.is_served() || !self.has_server_to_come();
