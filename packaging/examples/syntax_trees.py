@@ -30,7 +30,7 @@ def main():
         peak = max(peak, anonymous_mib())
         if limit and peak > limit:
             sys.exit(f"  {peak} MiB of {limit} after {len(trees)} files: out of memory")
-    # Uses all trees once more, from the first file on.
+    # Uses all trees once more, beginning with the first file.
     sums = hashlib.md5()
     count = 0
     for tree in trees:

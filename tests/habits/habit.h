@@ -31,7 +31,7 @@ static inline int send_out(void *at, size_t bytes) {
     return mincore(at, PAGE, &is_there) == 0 && !(is_there & 1);
 }
 
-// Takes 60 MiB, a little at a time. In 32 MiB, pages leave from then on.
+// Takes 60 MiB, in small steps. In 32 MiB, pages leave from then on.
 static inline void grow(void) {
     static unsigned char *all[60];
     for (int i = 0; i < 60; i++) {

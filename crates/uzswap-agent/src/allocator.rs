@@ -224,7 +224,7 @@ unsafe extern "C" fn __wrap_calloc(count: usize, each: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_free(block: *mut c_void) {
-    // A null is nothing.
+    // `free` ignores a null pointer.
     if block.is_null() || !own().any(|arena| arena.contains(&(block as usize))) {
         return;
     }

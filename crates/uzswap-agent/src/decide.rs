@@ -415,7 +415,7 @@ mod tests {
         let last = Managed { hopeless: HOPELESS - 1, may_hope: false, is_starved: true, ..pinned };
         assert!(kept(last).is_patient, "it gets more now");
         assert!(!kept(Managed { budget: 12 * MIB, ..last }).is_patient);
-        // However little more it is.
+        // Even one byte more than the memory counts.
         let nearly = Managed { least: 8 * MIB + 1, ..cramped };
         assert_eq!(kept(nearly).budget, Some(8 * MIB + 1));
         let suspended = Managed { is_suspended: true, ..pinned };

@@ -112,8 +112,9 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
 /// The kernel ends a process that blocks the signal of a fault.
 const FAULTS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | 1 << (libc::SIGSEGV - 1);
 
-/// Sets if the kernel begins our own handler of a signal on the thread's signal stack. Not while
-/// threads are stopped: the program's signal stack may be too small, and nothing is absent yet.
+/// Sets if the kernel begins our own handler of a signal on the thread's signal stack. The takeover
+/// does not ask for this while it stops threads: the program's signal stack may be too small, and
+/// no page is absent yet.
 pub fn begin_on_stack(signal: i32, is_so: bool) {
     let mut action = of_kernel(signal as u64);
     action.flags = if is_so { action.flags | SA_ONSTACK } else { action.flags & !SA_ONSTACK };
@@ -421,7 +422,7 @@ fn shown(call: *const Frame, interrupted: &UserContext) -> Option<Registers> {
 /// The addresses of this library's code.
 fn own_code() -> std::ops::Range<usize> {
     unsafe extern "C" {
-        /// The linker's: where this library begins, and where its code ends.
+        /// The linker defines both symbols: where this library begins, and where its code ends.
         static __ehdr_start: u8;
         static etext: u8;
     }

@@ -256,7 +256,7 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
     let now = call.result as usize;
     if pages(now) > pages(before) {
         let grown = pages(before)..pages(now);
-        // However little: the heap grows by little at a time.
+        // We adopt even a single page, because the heap grows in small steps.
         agent.adopt(grown, Contents::Nothing);
     }
     layout.heap_end = now;

@@ -43,7 +43,7 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     Outcome::Done
 }
 
-/// The other memory of these calls.
+/// Pins the memory of these calls other than the mask.
 fn pin_others(pins: &mut Pins<'_>, call: &Call) {
     let [first, second, third, ..] = call.arguments;
     match call.number as c_long {

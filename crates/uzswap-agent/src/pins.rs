@@ -169,8 +169,8 @@ pub fn peek<T: Copy>(at: u64) -> Option<T> {
     is_read.then(|| unsafe { value.assume_init() })
 }
 
-/// The calling thread's number, for calls that read this memory. That of the process is of its
-/// first thread, which has no memory any more once it has ended.
+/// The calling thread's number, for calls that read this memory. The process's number would name
+/// its first thread, which has no memory after its end.
 fn own_thread() -> u64 {
     // SAFETY: takes nothing.
     unsafe { raw(libc::SYS_gettid as u64, [0; 6]) as u64 }

@@ -38,7 +38,8 @@ struct Program {
 pub fn seccomp(agent: &Agent, call: &mut Call) -> Outcome {
     let [operation, flags, program, ..] = call.arguments;
     match operation {
-        // The kernel refuses other arguments: programs test by them if the call exists.
+        // The kernel refuses other arguments. Programs pass such arguments to test if the call
+        // exists.
         SET_MODE_STRICT if flags == 0 && program == 0 => leave(agent, STRICT),
         SET_MODE_FILTER => look(agent, program, flags & FOR_ALL != 0),
         _ => {}

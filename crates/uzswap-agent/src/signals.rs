@@ -18,7 +18,7 @@ pub fn set_mask(mask: u64) {
     exchange_mask(mask);
 }
 
-/// Blocks all others in the calling thread; its mask before.
+/// Blocks all signals but ours in the calling thread, and returns its former mask.
 pub fn block() -> u64 {
     exchange_mask(!0)
 }

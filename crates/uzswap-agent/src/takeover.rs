@@ -307,8 +307,8 @@ fn os_error(error: &uzswap_region::Error) -> Option<i32> {
 const DESCRIPTORS_MAX: u64 = 1024;
 const FORK_DESCRIPTORS: usize = 3;
 
-/// True if a fork will find room for its files. Otherwise `fork` would fail where it does not
-/// without us. The fork raises the soft limit to the hard one for that time.
+/// True if a fork will find room for its files. Without this room, a `fork` that succeeds without
+/// uzswap would fail. The fork raises the soft limit to the hard one for that time.
 fn has_room_for_fork() -> bool {
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_MAX);
     let is_free = |number: &u64| {

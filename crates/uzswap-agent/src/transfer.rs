@@ -18,7 +18,7 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let number = call.number as c_long;
     layout::await_complete();
     if is_beyond(at, bytes) {
-        // The kernel refuses it. A part of it would be read.
+        // The kernel refuses the whole call, but would accept a part of it.
         make_once(call);
         return Outcome::Done;
     }

@@ -52,7 +52,7 @@ impl Bits {
         }
     }
 
-    /// The counts that a number is in.
+    /// The counts, one per level, that include this number's bit.
     fn counts_of(&self, number: usize) -> impl Iterator<Item = &AtomicU32> {
         (2..).zip(&self.counts).map(move |(level, counts)| &counts[number >> (level * FAN_SHIFT)])
     }

@@ -398,7 +398,7 @@ impl Inner {
         page
     }
 
-    /// Gives the first `Empty` pages back; returns the page after them.
+    /// Releases the first `Empty` pages, and returns the number of the page after them.
     fn release_empty(&self, space: &Space, pages: Range<u32>) -> u32 {
         let mut end = pages.start;
         while end < pages.end

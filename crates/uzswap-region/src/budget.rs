@@ -235,7 +235,7 @@ impl Budget {
         self.starved.load(Relaxed) > 0
     }
 
-    /// Makes reclaim look. Costs a fence and a load if it was rung already.
+    /// Makes reclaim look. If the bell was rung already, this costs a fence and a load.
     pub(crate) fn ring(&self) {
         // Pairs with the fence in `Bell::wait`: if this thread finds the bell rung, the thread that
         // takes the ring sees the change. Without the fences a processor could read the bell before

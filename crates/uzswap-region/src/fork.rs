@@ -82,7 +82,7 @@ fn take_held() -> Option<ForkLocks> {
     HELD.try_with(Cell::take).ok().flatten()
 }
 
-/// Runs in the parent after a fork, or after none could be made.
+/// Runs in the parent after `fork`, whether `fork` succeeded or failed.
 extern "C" fn in_parent() {
     let _blocked = Blocked::all();
     take_held().into_iter().for_each(ForkLocks::end);

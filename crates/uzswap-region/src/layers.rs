@@ -66,7 +66,7 @@ struct Inner {
 /// The child's top, made before the fork.
 pub(crate) struct ForChild {
     file: File,
-    /// Granules that were written to it alone.
+    /// Granules that the parent wrote to this file, and to none of its own.
     written: Vec<Range<u64>>,
 }
 
@@ -90,7 +90,7 @@ impl Layers {
         })))
     }
 
-    /// Opens new files under the same descriptors. Nothing was written yet.
+    /// Opens new files under the same descriptors. The caller has not written to the backing yet.
     pub(crate) fn renew(&self) -> io::Result<()> {
         let inner = &*self.0;
         for file in [&inner.empty, inner.files[inner.top.load(Relaxed)].file()] {
@@ -158,7 +158,7 @@ impl Inner {
         })
     }
 
-    /// Gives back the space of layers of which this process needs nothing.
+    /// Frees the space of layers of which this process needs no granule.
     fn close_unused(&self) -> io::Result<()> {
         self.unused_numbers()
             .try_for_each(|number| process::take_place(&self.empty, self.files[number].file()))

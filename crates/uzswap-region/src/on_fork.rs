@@ -23,7 +23,7 @@ pub enum OnFork {
     /// While a fork is under way, calls of other threads that map, unmap, drop or page out wait,
     /// and faults may exceed the budget.
     PrivateCopy,
-    /// Everything, the pager too, by the fork itself: neither process sees the writes of the other.
+    /// The child inherits everything, the pager too: neither process sees the other's later writes.
     /// It is for code that wraps each fork ([`crate::Pager::before_fork`]), with adopted memory.
     Whole,
 }

@@ -16,8 +16,8 @@ use uzswap_sys::uffd::Fault;
 
 impl Pager {
     /// Brings in the first adopted pages in a row of a range, and keeps them in memory until
-    /// [`Self::unpin`]: the kernel is going to read or write them. Returns where they are; `None`
-    /// if none is adopted.
+    /// [`Self::unpin`]: the kernel is going to read or write them. Returns their addresses, or
+    /// `None` if no page of the range is adopted.
     pub fn pin(&self, range: Range<usize>) -> Option<Range<usize>> {
         let mut pinned: Option<Range<usize>> = None;
         for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
@@ -83,8 +83,9 @@ impl Pager {
     }
 
     /// Pins a range, if all of it is adopted and present. If none of it is adopted, pins nothing,
-    /// and returns no page. `None` if only parts are. Unlike [`Self::pin`] it does not call the C
-    /// library, and uses only the vector registers that any x86-64 has.
+    /// and returns no page. Returns `None` if only parts are adopted and present. Unlike
+    /// [`Self::pin`] it does not call the C library, and uses only the vector registers that any
+    /// x86-64 has.
     pub fn pin_present(range: Range<usize>) -> Option<Range<usize>> {
         let start = range.start / PAGE_BYTES * PAGE_BYTES;
         let mut pinned = start..start;

@@ -58,7 +58,7 @@ impl Inner {
             self.reclaim();
             self.budget.bell().wait();
         }
-        // A ring wakes one thread. The other threads must end, too.
+        // A ring wakes one thread. If this thread ends, the other threads must end, too.
         self.budget.ring();
     }
 
@@ -183,7 +183,7 @@ impl Inner {
         let missing = (2 * self.budget.margin().max(1) - before) as usize;
         self.cache.shrink(missing * PAGE_BYTES);
         if self.cache.pool_bytes() as u64 > self.budget.bytes() / 2 {
-            // The oldest pages become smaller still, and slower to bring in.
+            // Recompression makes the oldest pages smaller, and slower to bring in.
             self.cache.recompress(UNITS_AT_ONCE);
         }
         self.cache.give_sections_back();
@@ -313,7 +313,7 @@ impl Inner {
         })
     }
 
-    /// Pages that there may be at the same time.
+    /// The maximum number of pages in memory at the same time.
     pub(crate) fn capacity(&self) -> u64 {
         self.budget.limit().max(0) as u64
     }
@@ -327,7 +327,7 @@ impl Inner {
                 None if self.staging.queued() > 0 => {
                     self.store_oldest();
                 }
-                // Other threads have all batches, and will give them back.
+                // Other threads use all batches, and will return them.
                 None => std::thread::yield_now(),
             }
         }

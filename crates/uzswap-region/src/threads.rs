@@ -97,8 +97,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.inner.check_process().is_err() {
-            // The threads and the memory are the parent's. The child may have other memory at these
-            // addresses.
+            // The threads and the memory are the parent's. In the child, other memory may be at
+            // these addresses.
             mem::forget(self.inner.clone());
             return;
         }

@@ -204,7 +204,7 @@ impl Pager {
     }
 
     /// Compresses the adopted pages of a range now, except pinned ones. Fails if there is no room
-    /// for all of it. Then the rest stays.
+    /// for all of it. Then the other pages stay as they are.
     pub fn page_out(&self, range: Range<usize>) -> Result<(), Error> {
         let inner = self.inner();
         for (space, pages) in windows(range) {
@@ -312,7 +312,7 @@ impl Pager {
         [inner.door.descriptors(), inner.staging.descriptors(), backing, self.sockets()].concat()
     }
 
-    /// Those of them that are connections to a store.
+    /// The descriptors among them that are connections to a store.
     pub fn sockets(&self) -> Vec<i32> {
         self.inner().tiers.as_ref().map_or_else(Vec::new, uzswap_remote::Tiers::descriptors)
     }
@@ -451,7 +451,7 @@ impl Inner {
         for Taken { space, page, .. } in taken {
             let address = to + (space.address(*page) - from);
             let window = self.window_at(address)?;
-            // In place, it is `Busy` already.
+            // If the mapping stays in place, the page is `Busy` already.
             if address != space.address(*page) {
                 window.take(window.page_of(address), Word::UNTOUCHED);
             }

@@ -67,7 +67,8 @@ impl Memory {
     fn adopt(&self, pager: &Pager, has_pages: bool) {
         let range = self.at..self.at + self.pages * PAGE;
         let contents = if has_pages { Contents::Pages } else { Contents::Nothing };
-        // SAFETY: as asked for; each change of it below calls the pager.
+        // SAFETY: the mapping is as `adopt` requires. Before each change of it, the code below
+        // calls the pager.
         unsafe { pager.adopt(range, contents) }.unwrap();
     }
 
@@ -236,7 +237,7 @@ fn be_alone(means: Means) {
         versions[page] += 1;
         memory.write(page, versions[page]);
     }
-    // And in order, so that a thread of the pager's reads ahead.
+    // Reads the pages in order, so that a thread of the pager reads ahead.
     for _ in 0..2 {
         (0..memory.pages).for_each(|page| memory.check(page, versions[page]));
     }

@@ -279,7 +279,7 @@ extern "C" fn touch_in_a_handler(_: i32) {
 
 /// Gives the thread an alternate stack of `size` bytes, with a guard page below.
 fn set_alternate_stack(size: usize) {
-    // SAFETY: a new mapping, of which the lower page may not be touched, and which stays.
+    // SAFETY: the mapping is new and is never unmapped. Only its lower page becomes inaccessible.
     unsafe {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
         let flags = kind | libc::MAP_ANONYMOUS;

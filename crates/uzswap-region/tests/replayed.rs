@@ -45,7 +45,7 @@ fn fill(page: &mut [u64], bytes: u16, noise: &mut u64) {
     };
     page.fill(0);
     if bytes > 0 {
-        // A word at least; lz4 takes some bytes to say that the rest is zeros.
+        // A page has at least one word of data; lz4 takes some bytes for the zeros behind it.
         let words = (usize::from(bytes).saturating_sub(24) / 8).clamp(1, EACH);
         page[..words].fill_with(&mut next);
     }

@@ -211,7 +211,7 @@ fn nothing_is_lost_whatever_threads_do() {
     for mode in [Mode::InThread, Mode::HandlerThreads] {
         if mode.check().is_ok() {
             torture(mode, Means::Moves, duration());
-            // As where the kernel moves no pages.
+            // This pager copies pages, as on a kernel that cannot move them.
             torture(mode, Means::Copies, duration() / 5);
         }
     }

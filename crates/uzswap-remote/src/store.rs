@@ -64,7 +64,7 @@ pub(crate) struct Reader {
 /// A store, with its connections.
 pub(crate) struct Store {
     pub(crate) address: Address,
-    /// Unset in a process that took over, until it has read them.
+    /// Unset in a process that took over, until this process has read the secrets.
     pub(crate) secrets: OnceLock<Secrets>,
     pub(crate) client: String,
     pub(crate) epoch: AtomicU64,

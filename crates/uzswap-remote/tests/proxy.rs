@@ -22,7 +22,7 @@ const HARMS: [(Harm, bool); 9] = [
     (Harm::Delayed(Duration::from_millis(500)), true),
 ];
 
-/// Reads of one kind: fewer if each of them waits.
+/// The pages to read for a kind of harm: fewer if it delays each read.
 fn reads(harm: Harm) -> std::ops::Range<u32> {
     if matches!(harm, Harm::Delayed(_)) { 0..300 } else { 0..PAGES }
 }

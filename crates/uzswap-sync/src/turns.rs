@@ -122,7 +122,8 @@ mod on {
 
     const SPEEDS: [u64; 3] = [1, 8, 64];
 
-    /// The first visits to a point that count as seldom. Of later visits, ever fewer do.
+    /// The first visits to a point that count as seldom. Of later visits, an ever smaller share
+    /// counts as seldom.
     const SELDOM: u64 = 16;
 
     /// The maximum number of steps of a delay.

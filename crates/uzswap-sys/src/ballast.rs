@@ -16,10 +16,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// The number of pages that are in memory at a time while they are made.
+/// The size of the pages that are made at a time: the most that the ballast keeps in memory.
 const WINDOW_BYTES: usize = 2 << 20;
 
-/// The pages' content. It is not zeros, which some kernels (6.12) do not write.
+/// The pages' content. It differs from zeros, since some kernels (6.12) do not write a page of
+/// zeros.
 const WORD: u64 = 0x7a75_7377_6170_2121;
 
 /// See the module.
@@ -30,7 +31,7 @@ pub struct Ballast {
 }
 
 impl Ballast {
-    /// Takes no slot yet. Errors: `Unsupported` before Linux 3.17.
+    /// The new ballast takes no slot yet. Errors: `Unsupported` before Linux 3.17.
     pub fn new() -> io::Result<Self> {
         let file = rustix::fs::memfd_create("uzswap-ballast", MemfdFlags::CLOEXEC)?;
         Ok(Self { file, bytes: 0 })
@@ -55,8 +56,8 @@ impl Ballast {
         Ok(grown)
     }
 
-    /// Makes pages at the end and has them swapped out. `false` if the kernel did not swap them
-    /// out; then they are removed.
+    /// Makes pages at the end, and asks the kernel to swap them out. `false` if the kernel did not
+    /// swap them out; then they are removed.
     fn push(&mut self, bytes: usize) -> io::Result<bool> {
         rustix::fs::ftruncate(&self.file, self.bytes + bytes as u64)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
@@ -99,7 +100,7 @@ impl Ballast {
 /// # Safety
 /// The window is mapped for `bytes`.
 unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
-    // A device that answers later has the pages in memory until it does.
+    // While a device has not answered, the kernel keeps the pages in memory.
     const TRIES: u32 = 6;
     (0..TRIES).any(|tried| {
         if tried > 0 {

@@ -122,7 +122,7 @@ impl Group {
         is_group.then_some(Self { version: self.version, path })
     }
 
-    /// Makes a group in it, with the memory controller. Errors: `EBUSY` on version 2 for a group
+    /// Makes a child group with the memory controller. Errors: `EBUSY` on version 2 for a group
     /// that has processes itself and is not at the very top; `PermissionDenied`, and
     /// `ReadOnlyFilesystem` as in most containers; `AlreadyExists`.
     pub fn make_child(&self, name: &str) -> io::Result<Self> {
@@ -132,7 +132,7 @@ impl Group {
         Ok(child)
     }
 
-    /// Gives the groups in it the memory controller.
+    /// Gives the child groups the memory controller.
     pub fn pass_memory_on(&self) -> io::Result<()> {
         match self.version {
             Version::V1 => Ok(()),
@@ -217,8 +217,8 @@ impl Group {
         }
     }
 
-    /// The least limit of memory plus swap, in bytes, of it and the groups around it, with its
-    /// file. `None` without a limit.
+    /// The least limit of memory plus swap, in bytes, of this group and its ancestors, and the file
+    /// of that limit. `None` without a limit.
     pub fn swap_limit(&self) -> Option<(u64, PathBuf)> {
         let name = match self.version {
             Version::V1 => "memory.memsw.limit_in_bytes",
@@ -227,7 +227,7 @@ impl Group {
         self.least(name)
     }
 
-    /// The least limit of memory, in the same way.
+    /// The least limit of memory alone, with its file.
     pub fn memory_limit(&self) -> Option<(u64, PathBuf)> {
         let names: &[_] = match self.version {
             Version::V1 => &["memory.limit_in_bytes"],
@@ -236,7 +236,7 @@ impl Group {
         names.iter().filter_map(|name| self.least(name)).min()
     }
 
-    /// The least number in files of this name, here and further up.
+    /// The least number in the files of this name, of this group and its ancestors.
     fn least(&self, name: &str) -> Option<(u64, PathBuf)> {
         let mut found: Option<(u64, PathBuf)> = None;
         let mut group = Some(self.clone());
@@ -256,7 +256,7 @@ impl Group {
         self.path.join("cgroup.procs")
     }
 
-    /// Groups in it at any depth, each before its parent.
+    /// All descendants of this group, each before its parent.
     fn descendants(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
@@ -348,7 +348,7 @@ impl Group {
         self.text(file).trim().parse().unwrap_or(0)
     }
 
-    /// Removes the group, those in it and its freezer, which must be empty. It is no error if the
+    /// Removes the group, its descendants and its freezer. All must be empty. It is no error if the
     /// group does not exist any more.
     pub fn remove(&self) -> io::Result<()> {
         let outer = self.freezer().filter(|freezer| !freezer.starts_with(&self.path));

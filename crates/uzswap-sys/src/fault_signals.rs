@@ -139,7 +139,7 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
     (hook.serve.get().is_some() && PROCESS.load(Relaxed) == std::process::id()).then_some(hook)
 }
 
-/// True once faults are the program's again.
+/// True after [`give_back`].
 static ARE_GIVEN_BACK: AtomicBool = AtomicBool::new(false);
 
 /// Gives the kernel the program's fault handlers back, so that we get no fault from now on. SIGILL
@@ -367,7 +367,7 @@ impl Drop for Blocked {
 /// The function for [`set_masks_by`].
 static SET_MASK: OnceLock<fn(u64)> = OnceLock::new();
 
-/// Sets the function that sets masks, which gets the kernel's set. Called once in a process. The C
+/// Sets the function that sets masks, which gets the kernel's set. A process calls this once. The C
 /// library's function never blocks two signals of its own. Threads of the C library that wait for a
 /// timer (`SIGEV_THREAD`) have to block one of them.
 pub fn set_masks_by(set: fn(u64)) {
@@ -502,7 +502,7 @@ unsafe fn pass_on(
     // SAFETY: the arguments are the caller's.
     unsafe {
         match before.sa_sigaction {
-            // A sent signal is.
+            // A process that ignores the signal ignores one that was sent.
             libc::SIG_IGN if (*info).si_code <= 0 => {}
             libc::SIG_DFL | libc::SIG_IGN => {
                 // A fault cannot be ignored. The access is repeated, and kills the process; a sent

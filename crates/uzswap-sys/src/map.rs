@@ -136,7 +136,7 @@ impl Mapping {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
         let discard = || unsafe { calls::discard(self.base.add(offset), bytes) };
-        // Again: the program may lock its memory more than once.
+        // This loops because the program may lock its memory more than once.
         for _ in 0..LOCKS_MAX {
             match discard() {
                 Err(error) if error.raw_os_error() == Some(EINVAL) => self.unlock()?,
@@ -256,7 +256,7 @@ pub unsafe fn unmap_range(range: Range<usize>) -> io::Result<()> {
     Ok(unsafe { mm::munmap(range.start as *mut c_void, range.len()) }?)
 }
 
-/// Our own mappings, once they are recorded.
+/// Our own mappings; `None` before [`remember_own`].
 static OWN: Mutex<Option<BTreeMap<usize, usize>>> = Mutex::new(None);
 
 /// Records mappings that are made from now on: see [`own`].

@@ -232,8 +232,8 @@ pub fn spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-1000")
 }
 
-/// Undoes [`spare_from_oom`], which child processes inherit. Errors: `PermissionDenied` without
-/// CAP_SYS_RESOURCE, where it was not in force.
+/// Undoes [`spare_from_oom`], which child processes inherit. Errors: `PermissionDenied` if the
+/// process lacks CAP_SYS_RESOURCE and this was not in force before.
 pub fn do_not_spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "0")
 }
@@ -482,7 +482,7 @@ fn statm(path: &str) -> Option<[u64; 5]> {
     Some([next()?, next()?, next()?, next()?, next()?])
 }
 
-/// Redirects standard error to nothing.
+/// Redirects standard error to `/dev/null`.
 pub fn silence_errors() -> io::Result<()> {
     let null = std::fs::File::options().write(true).open("/dev/null")?;
     Ok(rustix::stdio::dup2_stderr(null)?)

@@ -69,8 +69,8 @@ mod tests {
         let page = Mapping::reserved(PAGE_BYTES).unwrap();
         let (at, byte) = (page.as_ptr() as usize, page.as_ptr());
         PAGE.store(at, SeqCst);
-        // SAFETY: the handler has the form of SA_SIGINFO, and the former handler is restored. The
-        // page is ours, and no other code accesses it.
+        // SAFETY: the handler has the form of SA_SIGINFO, and the former handler is restored. We
+        // mapped the page, and no other code accesses it.
         unsafe {
             let mut ours: libc::sigaction = std::mem::zeroed();
             ours.sa_sigaction = note as *const () as usize;

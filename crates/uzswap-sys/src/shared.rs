@@ -103,8 +103,8 @@ impl SharedMemory {
         Ok(rustix::fs::fallocate(&self.file, hole, offset as u64, bytes as u64)?)
     }
 
-    /// Cuts the mapping into populated parts of `bytes` each, in whole pages. The last part has the
-    /// rest. Errors: no memory.
+    /// Cuts the mapping into populated parts of `bytes` each, in whole pages. The last part
+    /// contains all remaining bytes. Errors: no memory.
     ///
     /// # Safety
     /// No other process uses the file while the parts live, and this process has it mapped once.

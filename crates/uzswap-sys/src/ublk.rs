@@ -31,8 +31,8 @@ const CONTROL: &str = "/dev/ublk-control";
 const SECTOR_BYTES: u64 = 512;
 
 /// Device flags. Another server may take over from a dead one. The kernel sends the requests that
-/// the dead server had taken to the other again, instead of failing them. Since 6.13: requests in
-/// the meantime fail too, instead of waiting for the other server.
+/// the dead server had taken to the other again, instead of failing them. Since 6.13: requests that
+/// arrive without a server fail too, instead of waiting for the next server.
 const USER_RECOVERY: u64 = 1 << 3;
 const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
@@ -500,7 +500,7 @@ mod tests {
             assert!(Mark::is_ours(mark));
             assert_eq!(Mark::start(mark), start);
         }
-        // As other servers set them.
+        // Other servers set the same values.
         for flags in [0, 1, u64::MAX, 7 << 32] {
             assert!(!Mark::is_ours(flags));
         }

@@ -1,11 +1,11 @@
 //! One budget for a tree of processes: a file that all of them map, with a slot for each process.
 //!
 //! Each process writes its memory use into its slot, and reads the others' slots. The first process
-//! that asks may take all free memory. But every process may have as much as any other that needs
-//! memory. When another process needs memory, each is cut to an equal share, or to three quarters
-//! of that share if another process is stuck. No process is cut below the memory that it needs to
-//! run. A dead process's memory does not count. If all large processes wait for more memory, the
-//! process in the last slot learns that there is no hope.
+//! that asks may take all free memory. But every process may use as much memory as any other
+//! process that needs memory. When another process needs memory, each is cut to an equal share, or
+//! to three quarters of that share if another process is stuck. No process is cut below the memory
+//! that it needs to run. A dead process's memory does not count. If all large processes wait for
+//! more memory, the process in the last slot learns that there is no hope.
 //!
 //! A new process may take its share before the others have given that memory back. Making the new
 //! process wait would keep the sum lower, but made a build of 24 compilers take twice the time.
@@ -205,7 +205,7 @@ impl Tree {
             slot.began.store(clock(), Relaxed);
         }
         self.slot.store(at, Relaxed);
-        // The parent's work is not this process's.
+        // A forked process starts with its parent's value, but has not worked itself.
         self.worked_at.store(0, Relaxed);
     }
 
@@ -284,7 +284,7 @@ impl Tree {
         self.own().inspect(|slot| slot.answer.store(answer, Release));
     }
 
-    /// Makes the others leave `bytes` more for this process, which is about to need them.
+    /// Makes the other processes leave `bytes` more for this process, which is about to need them.
     pub fn reserve(&self, bytes: u64) {
         if let Some(slot) = self.table.slots.get(self.slot.load(Relaxed)) {
             slot.reserved.store(bytes, Relaxed);

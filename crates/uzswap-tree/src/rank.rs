@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// The place of a process in that order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// True if it works much less than others do.
+    /// True if the process works much less than others do.
     pub is_idle: bool,
     /// The time at which it began, or at which [`Table::put_last`] moved it, milliseconds.
     pub began: u64,

@@ -5,7 +5,7 @@
 pub struct Other {
     /// Its memory, bytes.
     pub used: u64,
-    /// Bytes that it is about to need besides.
+    /// Bytes that the process is about to need besides.
     pub reserved: u64,
     /// Bytes that it needs to run at all: it never gives these back.
     pub least: u64,
@@ -60,8 +60,8 @@ pub struct Allowance {
 /// The shares are equal if no process is favoured. Otherwise each process keeps a part of an equal
 /// share, which is smaller the greater the favour. The first process gets as much of the rest as it
 /// uses, then the next process, and so on. If no more processes work than there are CPUs, the
-/// working ones share equally the memory that the idle ones leave. If one of them were slowed down,
-/// a CPU would be idle.
+/// working ones share equally the memory that the idle ones leave. If we slowed one of these
+/// processes down, a CPU would be idle.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(parts(120, FAVOUR, &all), [100, 50, 10]);
         // The processes have taken their parts, which stay the same.
         assert_eq!(parts(120, FAVOUR, &[(60, 10), (50, 10), (10, 10)]), [100, 50, 10]);
-        // All of them fit, once the first has ended.
+        // After the end of the first process, all others fit.
         assert_eq!(parts(120, FAVOUR, &[(50, 10), (10, 10)]), [110, 70]);
     }
 

@@ -340,8 +340,8 @@ impl Table {
         suspended.map(ProcessSlot::number).filter(|process| *process != 0)
     }
 
-    /// Frees the slots of processes that are gone, and of zombies (`has_ended`). The others may
-    /// then have their memory.
+    /// Frees the slots of processes that are gone, and of zombies (`has_ended`). Other processes
+    /// may then use their memory.
     pub fn forget(&self, has_ended: impl Fn(u32) -> bool) {
         for slot in self.used_slots() {
             let (name, number) = (slot.name(), slot.number());
@@ -371,7 +371,7 @@ pub(crate) struct ProcessSlot {
     seen_as: AtomicU32,
     /// 1 if its pages fit neither in its share nor on its backing, and it waits for a larger share.
     pub(crate) starved: AtomicU32,
-    /// 1 if it must wait, and leave its memory to others.
+    /// 1 if the process must wait, and leave its memory to others.
     pub(crate) waits: AtomicU32,
     /// The process that wants to read all of its memory; 0 if none does.
     pub(crate) reader: AtomicU32,
@@ -379,10 +379,10 @@ pub(crate) struct ProcessSlot {
     pub(crate) answer: AtomicU32,
     /// 1: it is left alone, and gives no memory back before it ends.
     pub(crate) left_alone: AtomicU32,
-    /// Anonymous memory in bytes, now and when it last asked for much.
+    /// Anonymous memory in bytes, now and when the process last asked for much.
     pub(crate) used: AtomicU64,
     pub(crate) grew_to: AtomicU64,
-    /// Bytes that it is about to need besides.
+    /// Bytes that the process is about to need besides.
     pub(crate) reserved: AtomicU64,
     /// Bytes that it needs to make progress.
     pub(crate) least: AtomicU64,
@@ -396,7 +396,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) began: AtomicU64,
     /// Its recent work, in thousandths of a CPU's time.
     pub(crate) worked: AtomicU64,
-    /// 1: it works much less than others do.
+    /// 1: the process works much less than others do.
     pub(crate) idle: AtomicU32,
     /// Counts the requests that the watching thread look immediately.
     pub(crate) bell: AtomicU32,

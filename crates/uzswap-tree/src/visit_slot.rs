@@ -55,7 +55,7 @@ const _: () = assert!(PAGES_MAX <= VisitWord::PAGES_MASK);
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct VisitSlot {
-    /// A [`VisitWord`]. The others are of a visit that is asked for.
+    /// A [`VisitWord`]. The other states are those of a requested visit.
     word: AtomicU32,
     /// The [`Name`] of the host.
     pub(crate) host: AtomicU64,

@@ -53,8 +53,9 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
-    /// With a new key, or with that of a cache that is taken over, whose generations continue.
-    /// Fails without randomness, or without memory that may be locked.
+    /// Makes a seal with a new key. If this process takes a cache over, the seal gets the old
+    /// cache's key, and its generations continue. Fails without randomness, or without memory that
+    /// may be locked.
     pub(crate) fn new(durable: Option<&Arc<Durable>>) -> io::Result<Self> {
         let has_aes = processor::has_aes();
         Self::with(if has_aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }, durable)

@@ -174,8 +174,9 @@ impl Cache {
         self.recompress_some(&mut recompressor, cold, units, || false)
     }
 
-    /// Recompresses the oldest `cold` pages, and the rest of units that have lost many, into at
-    /// most `units` units. It stops early when the caller `is_wanted` elsewhere.
+    /// Recompresses the oldest `cold` pages into at most `units` units, together with the remaining
+    /// pages of units that have lost many pages. It stops early when the caller `is_wanted`
+    /// elsewhere.
     fn recompress_some(
         &self,
         recompressor: &mut Recompressor,

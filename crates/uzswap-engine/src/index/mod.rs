@@ -57,7 +57,7 @@ pub(crate) struct Index {
     spare: Mutex<Vec<Owned>>,
     /// The maximum number of spare trunks.
     spare_max: AtomicUsize,
-    /// The number after that of the last trunk made for pages: probably the next. A hint.
+    /// A hint where the next trunk for pages will be: the number of the last one, plus one.
     next: AtomicUsize,
     /// Trunks that were taken out of the directory, to be freed.
     retired: Arc<Retired>,

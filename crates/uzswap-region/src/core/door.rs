@@ -60,7 +60,8 @@ pub(crate) trait Door: Send + Sync {
         self.let_go(range);
     }
 
-    /// Makes the pages of a range the program's own again. All of them are present.
+    /// Makes the pages of a range ordinary memory of the program again. All these pages are
+    /// present.
     fn let_go(&self, range: Range<usize>);
 
     /// Puts absent pages in their places. With `guard`, a write to them is a fault.

@@ -27,13 +27,13 @@ pub(crate) struct Keys {
 struct UnitAllocator {
     /// Units below this number were given out.
     next: u32,
-    /// Units that were given back: four in order, by the first of them, and single ones.
+    /// Returned units: the first numbers of blocks of four consecutive units, and single units.
     blocks: Vec<u32>,
     units: Vec<u32>,
 }
 
 impl UnitAllocator {
-    /// Four units in order.
+    /// Takes four units with consecutive numbers.
     fn block(&mut self, end: u32) -> Option<u32> {
         let unused = self.next;
         let fresh = || (unused + UNITS as u32 <= end).then_some(unused);

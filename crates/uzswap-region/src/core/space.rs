@@ -348,7 +348,7 @@ impl Space {
             let word = found.word;
             match word.kind() {
                 Kind::Busy if self.is_closed.load(Acquire) => return,
-                // A call on the page is under way, which leaves a pinned page in place.
+                // Another thread is at work on the page. It does not move a pinned page.
                 Kind::Busy => self.wait(page),
                 Kind::Resident if word.pins() > 0 => {
                     if found.change(PINNED, word.unpinned()) {
@@ -412,8 +412,8 @@ impl Space {
         done.expect("MADV_DONTNEED of our own mapping");
     }
 
-    /// Lets pages leave after the program has locked its memory. An error would mean that it is not
-    /// mapped.
+    /// Lets pages leave after the program has locked its memory. An error would mean that the space
+    /// is not mapped.
     pub(crate) fn unlock(&self) {
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = memory.as_ref().map(Mapping::unlock);

@@ -30,7 +30,7 @@ use uzswap_engine::{PAGE_BYTES, Page};
 use uzswap_sys::map::{self, Pagemap};
 use uzswap_sys::proc_mem::Access;
 
-/// Mappings that a process may have where the kernel does not say.
+/// The maximum number of mappings of a process, where the kernel does not report it.
 const MAPPINGS: i64 = 65_530;
 
 /// Changes of access, after which mappings may be counted again.

@@ -121,7 +121,8 @@ impl Userfaultfd {
             moved += bytes / PAGE_BYTES;
             let Err(error) = result else { continue };
             let stays = from + moved * PAGE_BYTES;
-            // After a fork that has inherited a page, the page is made our own, once.
+            // A fork may have inherited the page. Then we make it private to this process, and try
+            // once more.
             let may_be_shared = pager.on_fork != OnFork::Absent && is_busy(&error);
             if may_be_shared && unshared != Some(stays) && map::unshare(stays).is_ok() {
                 unshared = Some(stays);
@@ -211,7 +212,7 @@ unsafe fn move_pages(
         let (moved, result) = unsafe { uffd.move_pages(to + done, from + done, bytes - done) };
         done += moved;
         match result {
-            // A program's own memory is adopted only where it is not locked.
+            // Locked memory is the reason only in a region, because we adopt no locked memory.
             Err(error) if is_invalid(&error) && !space.is_window() => {}
             result => return (done, result),
         }

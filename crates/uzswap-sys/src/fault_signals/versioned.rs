@@ -31,7 +31,7 @@ impl<const WORDS: usize> Versioned<WORDS> {
         self.version.store(version + 2, Release);
     }
 
-    /// All words, as one call has set them.
+    /// Returns all words of one call of `set`.
     pub fn get(&self) -> [u64; WORDS] {
         loop {
             let version = self.version.load(Acquire);

@@ -198,7 +198,7 @@ impl PooledStack {
         self.user.compare_exchange(FREE, of_process(), SeqCst, SeqCst).is_ok()
     }
 
-    /// Takes it if nothing is mapped, or if a parent's thread had it.
+    /// Takes the slot if it has no stack yet, or if a thread of the parent used that stack.
     fn use_anew(&self) -> bool {
         let is_anew = |user| match user {
             FREE => self.bytes.load(SeqCst) == 0,

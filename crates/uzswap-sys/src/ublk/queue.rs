@@ -156,7 +156,7 @@ impl Drop for Descriptors {
 pub struct Queue {
     ring: IoUring,
     device: File,
-    /// Present once it has fetched.
+    /// The device file exists after the queue has fetched.
     descriptors: Option<Descriptors>,
     /// Completions while it fetched.
     early: VecDeque<cqueue::Entry>,

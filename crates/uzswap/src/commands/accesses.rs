@@ -36,7 +36,7 @@ pub fn record(arguments: &RecordArguments, trace: &Path) -> Result<ExitCode, Fai
         let given = size::show(arguments.max);
         return Err(Failure::new(format!("--max {given}: too small for a trace; give 1M or more")));
     }
-    // Absolute, since the processes may have other working directories.
+    // The path is absolute, since the processes may have other working directories.
     let path = std::path::absolute(trace)
         .map_err(|error| Failure::new(format!("{}: {error}; name a file", trace.display())))?;
     if path.exists() {

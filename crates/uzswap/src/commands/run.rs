@@ -159,7 +159,7 @@ struct GroupWatch<'a> {
     before: Stats,
     /// Load control, until the command is asked to end.
     load: Option<LoadControl>,
-    /// The acts of load control, once it has ended.
+    /// A record of the acts of load control, after its end.
     suspensions: Option<Suspensions>,
     exporter: Option<&'a mut Exporter>,
     notes: Vec<String>,

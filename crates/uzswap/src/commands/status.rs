@@ -36,7 +36,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// `None` if there is no cache, nor a part that a former one has left.
+    /// `None` if there is neither a cache nor a remaining part of a former one.
     pub fn read() -> Option<Self> {
         let state = LedgerState::read().ok().filter(|state| *state != LedgerState::default())?;
         let alive = Lock::is_taken();

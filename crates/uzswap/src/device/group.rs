@@ -96,8 +96,8 @@ fn slice_of(group: &Group) -> Option<String> {
     names.rfind(|name| name.ends_with(".slice")).map(str::to_owned)
 }
 
-/// Makes a group in a group with processes, where the kernel permits none: moves these into another
-/// group first.
+/// Makes a child group of a group that has processes. Where the kernel forbids that, this first
+/// moves the processes into another child group.
 fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
     let cannot = |error| cannot_make(own, &error);
     let rest = match own.make_plain_child(REST) {

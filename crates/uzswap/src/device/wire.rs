@@ -109,8 +109,8 @@ pub enum Order {
     /// Execute this program, and continue as its daemon. The process stays the same, so that
     /// besides the keeper there is always a process with the memory that outlives a daemon.
     Become(PathBuf),
-    /// End, since nothing is swapped to the daemon any more. The daemon stays while the kernel
-    /// lists one of its devices.
+    /// The receiver shall end, since the kernel swaps nothing to the daemon any more. The daemon
+    /// stays while the kernel lists one of its devices.
     End,
 }
 
@@ -187,7 +187,7 @@ impl Wire {
     }
 
     /// Sends as many bytes as is possible without waiting, and returns their number. Fails if the
-    /// other process is gone.
+    /// other process has closed the wire.
     pub fn send_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match rustix::net::send(&self.stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::AGAIN) => Ok(0),
@@ -209,8 +209,8 @@ impl Wire {
         }
     }
 
-    /// Waits for a message. Errors: `UnexpectedEof` if the other process is gone; `InvalidData` for
-    /// a message of another kind.
+    /// Waits for a message. Errors: `UnexpectedEof` if the other process has closed the wire;
+    /// `InvalidData` for a message of another kind.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         loop {
             if let Some(said) = self.said() {

@@ -1,4 +1,4 @@
-//! Decisions: which processes run, and how much memory each may use.
+//! Decides which processes run, and how much memory each may use.
 
 pub mod load;
 pub mod pressure;

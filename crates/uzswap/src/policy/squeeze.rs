@@ -196,12 +196,12 @@ pub struct SqueezeProcess {
 }
 
 impl SqueezeProcess {
-    /// Brings them below `goal` bytes.
+    /// Will page out a process and its descendants, down to `goal` bytes.
     pub fn new(pid: i32, goal: u64) -> Self {
         Self { pid, goal, next: (0, 0) }
     }
 
-    /// Pages out this many bytes, or all there are.
+    /// Pages out this many bytes, or all bytes if there are fewer.
     fn page_out(&mut self, bytes: u64) {
         let mut left = bytes;
         let processes = process::tree(self.pid);

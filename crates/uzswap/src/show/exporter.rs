@@ -41,8 +41,8 @@ use uzswap_block::control::{ALL, FAULT_TIMES, STATISTICS_FOLDER};
 const PATIENCE: Duration = Duration::from_secs(5);
 const CONNECTED: Duration = Duration::from_secs(60);
 
-/// Connections at a time. Beyond that, the oldest is closed: any user can open connections to a
-/// port.
+/// The maximum number of connections at the same time. Beyond that, the oldest is closed: any user
+/// can open connections to a port.
 const CONNECTIONS_MAX: usize = 64;
 
 /// Longest header.
@@ -333,7 +333,7 @@ fn respond(request: &Request<Incoming>, history: &History, is_port: bool) -> Res
 }
 
 fn respond_with(status: StatusCode, kind: &str, text: String) -> Response<Full<Bytes>> {
-    // Permits nothing from elsewhere, and no scripts.
+    // The browser loads nothing from other servers, and runs no scripts.
     const POLICY: &str = "default-src 'none'; style-src 'self'; base-uri 'none'; form-action \
                           'none'; frame-ancestors 'none'";
     Response::builder()

@@ -510,7 +510,7 @@ const LOOKS: u32 = 5;
 /// The state of a run while the command runs.
 struct CommandWatch {
     load: Option<LoadControl>,
-    /// The acts of load control, once it has ended.
+    /// A record of the acts of load control, after its end.
     suspensions: Option<Suspensions>,
     peak: Peak,
     left_alone: LeftAlone,
@@ -551,7 +551,7 @@ impl CommandWatch {
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(table) = table {
                         self.peak.update(table, began.elapsed().as_secs_f64(), &self.live);
-                        // Only once a second, because this inspects each process.
+                        // We do this only once a second, because it inspects each process.
                         if looks.is_multiple_of(LOOKS) {
                             self.numbers.look(table);
                             table.forget(|process| process::has_ended(process as i32));

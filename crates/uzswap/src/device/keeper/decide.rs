@@ -11,7 +11,7 @@ pub enum Task {
     Serve,
     /// Begin to have everything read back.
     BeginEmptying,
-    /// Go on with that; see [`Emptying`].
+    /// Continue to empty an area; see [`Emptying`].
     Empty,
     /// Undo everything.
     End,
@@ -20,8 +20,8 @@ pub enum Task {
     Wait,
 }
 
-/// The work to do now. `is_wanted`: a process needs the cache, or may. `is_early`: it is too early
-/// to ask the kernel again.
+/// The work to do now. `is_wanted`: a process needs the cache, or may need it later. `is_early`: it
+/// is too early to ask the kernel again.
 pub fn task(phase: Phase, is_wanted: bool, is_early: bool) -> Task {
     match phase {
         Phase::Starting | Phase::Serving if is_wanted => Task::Serve,

@@ -394,7 +394,7 @@ impl Keeper {
         }
     }
 
-    /// True if a process needs the cache, or may.
+    /// True if a process needs the cache, or may need it later.
     fn is_wanted(&self) -> bool {
         !self.state.runs.is_empty() || self.state.is_serving && !self.is_told_to_end
     }
@@ -421,7 +421,7 @@ impl Keeper {
         };
         let ready: Vec<_> = polled.iter().map(PollFd::revents).collect();
         let is_ready = |index: usize| !ready[index].is_empty();
-        // Members first: the other events may change their indices.
+        // The keeper handles members first, since the other events may change their indices.
         for index in (others..ready.len()).rev().filter(|index| is_ready(*index)) {
             self.members[index - others].tell_what_waits();
             if ready[index] != PollFlags::OUT {

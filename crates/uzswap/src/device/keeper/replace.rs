@@ -127,7 +127,7 @@ impl Keeper {
         if upgraded.is_ok() {
             self.tell_all(&Tell::Replaced(daemon));
             if !self.state.is_serving {
-                // Exits as if it were killed: nothing is undone.
+                // Exits as if a signal killed the process: nothing is undone.
                 std::process::exit(0);
             }
         }

@@ -80,7 +80,7 @@ pub struct Process {
     pub waits_for_device: bool,
     /// True if it has a file open that the device's server serves.
     pub has_own_file: bool,
-    /// True if it ended well, once it has ended.
+    /// After the process has ended: true if it succeeded.
     pub has_succeeded: bool,
     /// The number of turns in which the process does one step.
     pub slowness: u64,
