@@ -1,4 +1,4 @@
-// Processes read and write each other's memory, most of which is out.
+// Processes read and write each other's memory, most of which is absent.
 #include "habit.h"
 #include <sys/uio.h>
 

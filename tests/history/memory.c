@@ -6,7 +6,8 @@
 
 struct slot slots[SLOTS];
 
-/* Two accesses that may fault. The handler then has them return the signal and its code. */
+/* Two accesses that may fault. The handler then makes these functions return the signal and its
+ * code. */
 extern char load_site[], store_site[], failed_site[];
 long load_or_fail(const void *at, uint64_t *value);
 long store_or_fail(void *at, uint64_t value);

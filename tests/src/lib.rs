@@ -171,7 +171,8 @@ pub fn is_full() -> bool {
     std::env::var_os("UZSWAP_FULL").is_some()
 }
 
-/// True, with a message, if this test takes minutes and such tests are not wanted.
+/// If this test takes minutes and the caller does not want such tests, prints a message and returns
+/// true.
 pub fn is_slow_and_skipped() -> bool {
     if !is_full() {
         skip("it takes minutes, `./check --full` runs it");

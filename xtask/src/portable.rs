@@ -282,7 +282,7 @@ impl Sysroot {
             })?;
             make_links_relative(&root, &root)?;
             // The headers are the old compiler's. Because of -B, this machine's compiler would find
-            // them first.
+            // these files first.
             fs::remove_dir_all(runtime(&root, processor).join("include"))?;
             add_old_math(&root, processor)?;
         }

@@ -226,8 +226,8 @@ fn version(text: &str) -> Vec<u32> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The root with this name, which is made once. (The tests of installed files use roots with other
-/// packages, which are named after suites.)
+/// The root with this name. It is made only once. (The tests of installed files use roots with
+/// other packages, which are named after suites.)
 fn make(folders: &Folders, name: &str, suite: &str) -> Result<PathBuf> {
     let root = folders.target.join("roots").join(name);
     if !root.exists() {

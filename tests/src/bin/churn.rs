@@ -76,7 +76,7 @@ fn churn(mib: u64, until: &str, seed: u64) -> ExitCode {
         right
     };
     while goes_on() {
-        // Mostly a few neighbouring pages, like other programs.
+        // Like other programs, this mostly uses a few neighbouring pages.
         let first = noise.below(pages as u64) as usize;
         let count = 1 + noise.below(8) as usize;
         for number in first..(first + count).min(pages) {

@@ -199,7 +199,7 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
         let is_made = maker > 0 && uzswap_sys::process::has_memory(maker);
         if seen["outlives_daemon"] == true && is_made && kills < 12 && of_maker < 3 {
             std::thread::sleep(Duration::from_micros(700 * kills));
-            // An error means that the daemon was killed already.
+            // The call fails if the daemon was killed already.
             let _ = kill(daemon, libc::SIGKILL);
             (kills, of_maker) = (kills + 1, of_maker + 1);
             let is_replaced = |state: serde_json::Value| state["daemon"]["pid"] != daemon;

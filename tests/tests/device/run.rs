@@ -202,7 +202,8 @@ fn a_backing_in_use_is_refused_and_one_made_for_a_run_is_gone_with_it() {
     let options = ["--memory", "64M", "--backing", &backing];
     Run::start(&options, &["true"]).finish().assert_code(0);
     assert!(!path.exists(), "it was made for the run");
-    // An existing empty file is used and stays. Meanwhile no other process can use it.
+    // An existing empty file is used and stays. If another process has locked the file, the run
+    // fails.
     fs::write(&path, "").unwrap();
     let held = fs::File::open(&path).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();

@@ -144,7 +144,7 @@ static int mob(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
-/// MiB of anonymous memory that this process has.
+/// This process's anonymous memory, in MiB.
 static int resident(void) {
     char line[128];
     int mib = 0;
@@ -262,7 +262,8 @@ fn a_run_says_that_forks_had_more_than_its_limit() {
 }
 
 /// With equal shares they would have 4 or 8 MiB each, nearly all of it for the pager's tables and
-/// buffers. Once a program ended because of that, or all waited for each other.
+/// buffers. An earlier version ended a program because of that, or let all programs wait for each
+/// other.
 #[test]
 fn processes_whose_parts_are_too_small_all_end_and_the_report_says_that_they_need_more() {
     for (count, cpus) in [("4", "2"), ("4", "16"), ("8", "16")] {

@@ -91,7 +91,7 @@ fn made_once(name: &str, suite: &str, packages: &str) -> PathBuf {
 }
 
 /// Runs a script in the root as an ordinary user without a network, in a folder /work with `files`.
-/// One test at a time has that folder. The mounts go with the namespace.
+/// Only one test at a time may use that folder. The mounts go with the namespace.
 fn run_in(root: &Path, files: &[&Path], script: &str) -> Output {
     static WORK: Mutex<()> = Mutex::new(());
     let _one = WORK.lock().unwrap_or_else(PoisonError::into_inner);

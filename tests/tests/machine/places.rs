@@ -26,7 +26,7 @@ fn text(output: &Output) -> String {
 }
 
 /// An environment with programs from PyPI, which is made once, the module from these sources (its
-/// Python half), and the built program. One test at a time changes it.
+/// Python half), and the built program. Only one test at a time may change it.
 fn environment(packages: &[&str]) -> PathBuf {
     static CHANGE: Mutex<()> = Mutex::new(());
     let _one = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);

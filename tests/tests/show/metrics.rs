@@ -1,5 +1,5 @@
-//! `--metrics`: Prometheus scrapes them while the kernel swaps; rules and dashboard name only
-//! metrics that exist; the page in a browser.
+//! `--metrics`: Prometheus scrapes the metrics while the kernel swaps. Rules and dashboard name
+//! only metrics that exist. A browser shows the page.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

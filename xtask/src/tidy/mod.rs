@@ -85,7 +85,7 @@ fn check_file(path: &str, text: &str, wrong: &mut Vec<String>) {
         if line.chars().count() > LINE_MAX && !is_text {
             wrong.push(format!("{path}:{number}: longer than {LINE_MAX} columns"));
         }
-        // Names of others are permitted.
+        // Names that others have defined are permitted.
         let is_ours_to_name = !ours && !line.contains("org.freedesktop.");
         for word in BANNED.iter().filter(|word| line.contains(**word) && is_ours_to_name) {
             wrong.push(format!("{path}:{number}: '{word}' (see STYLE.md)"));

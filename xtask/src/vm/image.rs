@@ -126,7 +126,7 @@ fn already_there(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
 }
 
-/// The disk of a Debian image, made once.
+/// The disk of a Debian image, which is made only once.
 pub fn debian(lab: &Lab, suite: &str) -> Result<PathBuf> {
     let path = lab.folder.join(format!("{suite}.ext4"));
     if path.exists() {

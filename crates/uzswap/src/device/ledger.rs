@@ -92,7 +92,7 @@ pub const UNDO: [Undo; 6] =
 pub type StandIn = Box<dyn Transport>;
 
 impl LedgerState {
-    /// Reads the list; the default if there is no list.
+    /// Reads the list. If there is none, returns the default.
     pub fn read() -> io::Result<Self> {
         let path = Path::new(FOLDER).join(STATE);
         let mut file = match File::open(&path) {

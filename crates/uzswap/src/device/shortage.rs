@@ -126,8 +126,8 @@ impl ShortageWatch {
             thread::sleep(PAUSE);
             let looked = shared.began + Duration::from_millis(shared.looked.load(Relaxed));
             let refuses = shared.refuses.load(Relaxed) || looked.elapsed() > LATE;
-            // If the check fails, the next check tries again. If the write fails, the next window
-            // does.
+            // If the check fails, the next check tries again. If this write fails, the write of the
+            // next window decides.
             if self.look(refuses).is_ok_and(|is_time| is_time)
                 && self.trigger.write_at(END_ONE, 0).is_ok()
             {

@@ -84,7 +84,7 @@ impl Holder {
         self.bytes
     }
 
-    /// Reads how many slots the process has.
+    /// Reads the number of slots that the process has taken.
     pub fn hear(&mut self) {
         let Some((_, wire)) = &mut self.process else { return };
         while wire.is_ready(Some(Duration::ZERO)).unwrap_or(true) {
@@ -142,8 +142,8 @@ impl Holder {
     fn end(&mut self) {
         if let Some((mut child, wire)) = self.process.take() {
             drop(wire);
-            // Fails if the process has ended. Then the kernel frees its slots, for which nothing
-            // waits.
+            // Fails if the process has ended. The kernel then frees its slots. No process waits for
+            // that.
             let _ = child.kill();
             let _ = child.try_wait();
         }

@@ -74,7 +74,7 @@ pub fn free_part(taken: &[Range<u64>], bytes: u64, size: u64) -> Option<Range<u6
 
 /// See the module.
 pub struct Space {
-    /// Bytes that all areas together may have.
+    /// The maximum size of all areas together, in bytes.
     size: u64,
     ballast: Holder,
     is_full: bool,
@@ -142,8 +142,8 @@ impl Space {
         self.is_full
     }
 
-    /// An area could not be made. The next attempt waits, twice as long after each failure. The
-    /// resource that is missing, memory most likely, comes back with time.
+    /// Notes that an area could not be made. The next attempt waits, twice as long after each
+    /// failure. The resource that is missing, memory most likely, comes back with time.
     pub fn cannot_grow(&mut self) {
         self.grows_from = Some(Instant::now() + RETRY * (1 << self.failures.min(RETRY_DOUBLINGS)));
         self.failures += 1;

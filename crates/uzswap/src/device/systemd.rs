@@ -43,7 +43,7 @@ pub fn group_of(unit: &str) -> Result<PathBuf, Failure> {
 
 type Property<'a> = (&'a str, Variant<'a>);
 
-/// Has systemd make a scope in `slice` with a process in it. systemd delegates the scope to us.
+/// Asks systemd to make a scope in `slice` for a process. systemd delegates the scope to us.
 pub fn start_scope(
     unit: &str,
     slice: Option<&str>,

@@ -85,7 +85,8 @@ impl Exporter {
         }
     }
 
-    /// Starts the process again if it was killed. Does not wait for it or for its messages.
+    /// Starts the process again if it was killed. Waits neither for the process nor for its
+    /// messages.
     pub fn tend(&mut self) {
         if self.since.elapsed() < AGAIN || matches!(self.child.try_wait(), Ok(None)) {
             return;
@@ -229,7 +230,7 @@ impl Listener {
             };
             match accepted {
                 Ok(connection) => connections.push_back(connection),
-                // There are no descriptors, or the client is gone already.
+                // Either no descriptor is left, or the client has closed the connection already.
                 Err(_) => {
                     connections.pop_front().iter().for_each(JoinHandle::abort);
                     tokio::time::sleep(PAUSE).await;

@@ -5,7 +5,7 @@ use crate::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A line at the bottom of the terminal; nothing if standard error is no terminal.
+/// A line at the bottom of the terminal. If standard error is no terminal, this prints nothing.
 pub struct Live {
     bar: Option<ProgressBar>,
 }

@@ -26,7 +26,7 @@ pub struct Report {
     pub ratio: f64,
     /// The share of stored pages whose slots the kernel had freed: the mean of the samples, 0 to 1.
     pub dead_share: f64,
-    /// True if other runs used the cache too. The counts are then those of all runs.
+    /// True if other runs used the same cache. The counts are then those of all runs.
     pub is_shared: bool,
     /// How often a killed daemon was replaced. Counts from before the last replacement are missing.
     pub daemons_replaced: u64,
@@ -149,7 +149,7 @@ impl Report {
         text
     }
 
-    /// The lines that not every run has.
+    /// The lines that some runs lack.
     fn happenings(&self) -> String {
         let get = |name: &str| self.stats.get(name);
         let mut text = String::new();

@@ -104,7 +104,7 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
         std::thread::sleep(Duration::from_millis(noise.below(100)));
     }
-    // Each of them may just have started another process.
+    // Each process may just have started another one.
     for _ in 0..20 {
         limit("keeper", "unlimited:");
         limit("daemon", "unlimited:");
@@ -122,7 +122,7 @@ fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_d
     let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
     assert!(unmounted.success());
     fs::remove_dir(&folder).unwrap();
-    // Like a file for which there is no space.
+    // A folder in its place makes the write fail, as if there were no space.
     let fresh = Path::new(FOLDER).join("state.new");
     fs::create_dir(&fresh).unwrap();
     let daemon = process_of("daemon");

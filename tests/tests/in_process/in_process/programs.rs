@@ -24,7 +24,7 @@ thread.join()
 print(b''.join(got) == whole)
 "#;
 
-/// A program whose results must be the same in a part of its memory.
+/// A program that must have the same results when only a part of its memory is present.
 struct Row {
     /// The shell command, which runs in a writable folder of its own.
     command: &'static str,

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unmanaged {
     pub reason: String,
-    /// True if the dynamic linker would end the command because of our library. Otherwise programs
-    /// that the command starts may be managed all the same.
+    /// True if the dynamic linker would end the command because of our library. If it is `false`,
+    /// uzswap may still manage programs that the command starts.
     pub refuses_library: bool,
 }
 

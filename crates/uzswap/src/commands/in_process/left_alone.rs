@@ -80,7 +80,7 @@ impl LeftAlone {
     }
 
     /// True if the program that a process runs has loaded the library. The process may be in the
-    /// tree for the program that it ran before. Each program is checked once.
+    /// tree for the program that it ran before. We check each program only once.
     fn has_library(&mut self, process: i32) -> bool {
         let program = program(process);
         let known = self.programs.get(&(process as u32)).filter(|(known, _)| *known == program);

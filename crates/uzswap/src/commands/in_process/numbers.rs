@@ -12,7 +12,7 @@ use uzswap_tree::{Name, Table};
 pub struct Numbers(BTreeMap<Name, u32>);
 
 impl Numbers {
-    /// Learns the numbers of the tree's processes in other namespaces.
+    /// Finds our numbers of the tree's processes in other namespaces.
     pub fn look(&mut self, table: &Table) {
         if !table.has_foreign() {
             return;

@@ -40,12 +40,12 @@ impl RoomLook {
         (self.new, self.is_awaited) = (Some(room), false);
     }
 
-    /// A new daemon has not been asked yet.
+    /// Begins with a new daemon, which the keeper has not asked yet.
     fn begin_anew(&mut self) {
         (self.is_awaited, self.asked_at) = (false, None);
     }
 
-    /// The last answer; it is returned once.
+    /// The last answer. It is returned only once.
     pub fn take_new(&mut self) -> Option<Room> {
         self.new.take()
     }

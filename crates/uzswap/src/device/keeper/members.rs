@@ -40,8 +40,8 @@ impl Outbox {
         self.rest.is_empty() && self.waits.is_empty()
     }
 
-    /// Sends as much as is possible without waiting. `some` sends bytes and returns the number of
-    /// bytes that it sent. An error means that the member is gone, as its wire will show.
+    /// Sends as many bytes as the wire accepts without waiting. `some` sends bytes and returns the
+    /// number of bytes that it sent. An error means that the member is gone, as its wire will show.
     pub fn send(&mut self, mut some: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
         loop {
             if self.rest.is_empty() {

@@ -26,7 +26,7 @@ use others::{ForeignOn, Run, SwitchOff, SwitchOn};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Steps in which processes are killed and stopped.
+/// The number of first steps, in which processes are killed and stopped.
 const WILD_STEPS: u64 = 1500;
 
 /// Steps within which a needed page must come, once no more processes are killed and no start
@@ -55,7 +55,7 @@ fn program(role: &Role, wire: Option<WireId>) -> Box<dyn Steps> {
 
 struct History {
     world: World,
-    /// Steps in a row in which no daemon answered.
+    /// The number of consecutive steps in which no daemon answered.
     unanswered: u32,
     troubles: u32,
     /// The time at which systemd kills the keeper that it has told to end.
