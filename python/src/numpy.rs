@@ -142,7 +142,7 @@ unsafe extern "C" fn malloc(context: *mut c_void, bytes: usize) -> *mut c_void {
     // SAFETY: NumPy gives back the context of the handler, which lives as long as the handler.
     let context = unsafe { &*context.cast::<Context>() };
     let large = if bytes < context.above { None } else { take(context, bytes) };
-    // SAFETY: as NumPy would have called it.
+    // SAFETY: NumPy would make the same call.
     large.unwrap_or_else(|| unsafe { (context.small.malloc)(context.small.context, bytes) })
 }
 
@@ -152,7 +152,7 @@ unsafe extern "C" fn calloc(context: *mut c_void, count: usize, each: usize) -> 
     let Some(bytes) = count.checked_mul(each) else { return ptr::null_mut() };
     // Pages of a region that were never written are zeros.
     let large = if bytes < context.above { None } else { take(context, bytes) };
-    // SAFETY: as NumPy would have called it.
+    // SAFETY: NumPy would make the same call.
     large.unwrap_or_else(|| unsafe { (context.small.calloc)(context.small.context, count, each) })
 }
 
@@ -160,7 +160,7 @@ unsafe extern "C" fn free(context: *mut c_void, block: *mut c_void, bytes: usize
     // SAFETY: as in `malloc`.
     let context = unsafe { &*context.cast::<Context>() };
     if length(context, block).is_none() {
-        // SAFETY: not of a region, so it came from the previous handler.
+        // SAFETY: no region has this block, so it came from the previous handler.
         unsafe { (context.small.free)(context.small.context, block, bytes) };
     } else {
         give_back(context, block);
@@ -180,7 +180,7 @@ unsafe extern "C" fn realloc(
         None => {
             // Only the handler that made the block knows the block's length. So that handler
             // lengthens the block, which then moves to a region.
-            // SAFETY: as NumPy would have called it.
+            // SAFETY: NumPy would make the same call.
             let small = unsafe { (context.small.realloc)(context.small.context, block, bytes) };
             if small.is_null() || bytes < context.above {
                 return small;
@@ -189,7 +189,7 @@ unsafe extern "C" fn realloc(
             bytes
         }
     };
-    // SAFETY: as NumPy would have called it.
+    // SAFETY: NumPy would make the same call.
     let new = unsafe { malloc(raw, bytes) };
     if !new.is_null() {
         // SAFETY: both blocks are at least this long, and they are apart.

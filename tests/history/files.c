@@ -45,7 +45,7 @@ static void op_close(const struct operation *operation) {
     file->reader = file->writer = -1;
 }
 
-/* pipe FILE, pair FILE KIND: non-blocking. */
+/* pipe FILE, pair FILE KIND: make a non-blocking pipe or pair of sockets. */
 static void op_pipe(const struct operation *operation) {
     struct file *file = file_of(operation, 0);
     int ends[2] = {-1, -1};

@@ -24,7 +24,7 @@ pub struct Machine {
 
 impl Machine {
     /// Takes the machine. `None`, with a message, if it cannot swap. If CI is set, that is a
-    /// failure: the machine of the checks can.
+    /// failure, because the machine of the checks can swap.
     pub fn take() -> Option<Self> {
         let Ok(alone) = File::create("/run/uzswap-tests.lock") else {
             assert!(std::env::var_os("CI").is_none(), "the checks are run as root");

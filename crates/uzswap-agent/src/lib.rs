@@ -289,7 +289,7 @@ fn watch(coming: own_threads::Coming) {
 /// True if an emulator answers this program's calls. The kernel gives each program some random
 /// bytes, and lists their address. An emulator gives its program other bytes.
 fn is_emulated() -> bool {
-    // SAFETY: takes a number.
+    // SAFETY: the call takes a number.
     let given = unsafe { libc::getauxval(libc::AT_RANDOM) };
     // Emulators fake the folder `self`.
     let listed = std::fs::read("/proc/thread-self/auxv").unwrap_or_default();

@@ -101,7 +101,7 @@ fn run(coming: own_threads::Coming) {
 fn leave_programs_table() -> io::Result<()> {
     const UNSHARE: u64 = 2;
     let arguments = [0, u64::from(u32::MAX), UNSHARE, 0, 0, 0];
-    // SAFETY: takes numbers; it empties a new table, which only this thread uses.
+    // SAFETY: the call takes numbers; it empties a new table, which only this thread uses.
     match unsafe { uzswap_calls::raw(libc::SYS_close_range as u64, arguments) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(-error as i32)),

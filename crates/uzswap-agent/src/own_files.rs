@@ -86,7 +86,7 @@ pub fn show<'a>(agent: &'a Agent, call: &Call, done: u64, bytes: u64) -> Option<
     };
     let place = match is_at_place {
         true => offset.wrapping_add(done),
-        // SAFETY: asks for the place only.
+        // SAFETY: the call asks for the place only.
         false => unsafe {
             raw(libc::SYS_lseek as u64, [file, 0, libc::SEEK_CUR as u64, 0, 0, 0]) as u64
         },

@@ -106,7 +106,7 @@ pub fn attend(agent: &Agent, tree: &Tree) -> bool {
 /// True if the kernel writes a dump of this process, or passes one to a program.
 fn is_written() -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: writes to a structure of that kind.
+    // SAFETY: the call writes to a structure of that kind.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut limit) } == 0;
     let is_piped = || {
         let pattern = fs::read("/proc/sys/kernel/core_pattern").unwrap_or_default();

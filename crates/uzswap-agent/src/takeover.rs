@@ -313,7 +313,7 @@ fn has_room_for_fork() -> bool {
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_MAX);
     let is_free = |number: &u64| {
         let arguments = [*number, libc::F_GETFD as u64, 0, 0, 0, 0];
-        // SAFETY: asks for the flags of a number that may not be an open descriptor.
+        // SAFETY: the call asks for the flags of a number that may not be an open descriptor.
         let flags = unsafe { uzswap_calls::raw(libc::SYS_fcntl as u64, arguments) };
         flags == -i64::from(libc::EBADF)
     };

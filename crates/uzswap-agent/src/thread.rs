@@ -198,7 +198,7 @@ pub fn forget_reserved() {
 
 fn unmap(at: usize, bytes: usize) {
     if bytes > 0 {
-        // SAFETY: mapped for a call that is over, and unknown to other code.
+        // SAFETY: the memory was mapped for a call that is over, and is unknown to other code.
         unsafe { raw(libc::SYS_munmap as u64, [at as u64, bytes as u64, 0, 0, 0, 0]) };
     }
 }

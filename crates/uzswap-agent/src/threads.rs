@@ -57,7 +57,7 @@ fn has_ended(thread: i32) -> bool {
 /// it does nothing. Its functions run in a thread of the program's.
 pub fn end_program() {
     extern "C" fn end(_: *mut c_void) -> *mut c_void {
-        // SAFETY: takes a number, and the program has no other thread.
+        // SAFETY: the call takes a number, and the program has no other thread.
         unsafe { libc::exit(0) }
     }
     let mut thread = MaybeUninit::uninit();

@@ -68,7 +68,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
 }
 
 /// Maps memory that does not leave, and belongs neither to the program nor to the pager. The
-/// [`Use`] that notes it unmaps it.
+/// [`thread::Use`] that notes it unmaps it.
 pub fn map(bytes: u64) -> Option<Range<usize>> {
     let access = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;

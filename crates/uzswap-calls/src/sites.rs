@@ -145,7 +145,7 @@ pub fn of_segment(
     Ok(sites_in(&(mapped.start..mapped.end.min(end)), functions.as_ref()))
 }
 
-/// The unwind tables of a file, mapped for a look.
+/// The unwind tables of a file. They are mapped only while we read them.
 struct Tables {
     /// The address that their first byte has, or will have, beside the code.
     start: usize,
@@ -198,14 +198,15 @@ impl Tables {
 
     fn bytes(&self) -> &[u8] {
         let start = self.map.start + self.before;
-        // SAFETY: mapped as long as this value exists.
+        // SAFETY: the range is mapped while this value exists.
         unsafe { std::slice::from_raw_parts(start as *const u8, self.map.end - start) }
     }
 }
 
 impl Drop for Tables {
     fn drop(&mut self) {
-        // SAFETY: mapped by `of_file`; `bytes` borrowed from this. An error would leave it mapped.
+        // SAFETY: `of_file` mapped the range. Slices of it from `bytes` borrow `self`, so none is
+        // left. An error would leave it mapped.
         let _ = unsafe { mm::munmap(self.map.start as *mut c_void, self.map.len()) };
     }
 }

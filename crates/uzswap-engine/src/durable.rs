@@ -259,7 +259,8 @@ impl Durable {
     fn values<T: Lasting>(self: &Arc<Self>, at: usize, count: usize) -> Values<T> {
         assert!(at + count * size_of::<T>() <= self.memory.len());
         assert!(at.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside the mapping, by the assertion, so not null; aligned.
+        // SAFETY: by the assertion, the address is aligned and inside the mapping, so it is not
+        // null.
         let first = unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(at).cast::<T>()) };
         Values::Lasting { first, count, _memory: self.clone() }
     }
@@ -316,7 +317,7 @@ impl Durable {
 
     /// The memory of a frame.
     pub(crate) fn trunk(&self, frame: TrunkFrame) -> NonNull<u8> {
-        // SAFETY: inside the mapping, which has all parts, so not null.
+        // SAFETY: the mapping contains all parts, so the address is inside it, and not null.
         unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(self.trunk_at(frame))) }
     }
 
@@ -359,7 +360,7 @@ impl Durable {
 
     /// The address of a section's memory.
     pub(crate) fn section(&self, number: usize) -> NonNull<u8> {
-        // SAFETY: inside the mapping, which has all parts, so not null.
+        // SAFETY: the mapping contains all parts, so the address is inside it, and not null.
         unsafe { NonNull::new_unchecked(self.memory.as_ptr().add(self.parts.sections.at(number))) }
     }
 

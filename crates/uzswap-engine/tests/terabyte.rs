@@ -75,8 +75,8 @@ impl Floor {
     fn read(&self, noise: &mut Noise) -> Duration {
         let at = noise.below((self.0.len() / ENTRY_BYTES) as u64) as usize * ENTRY_BYTES;
         let before = Instant::now();
-        // SAFETY: inside the mapping, whose pages are all populated, and aligned; no thread writes.
-        // It is volatile, so the read happens between the two clock reads.
+        // SAFETY: the address is aligned and inside the mapping, whose pages are all populated; no
+        // thread writes. The read is volatile, so it happens between the two clock reads.
         let word = unsafe { self.0.as_ptr().add(at).cast::<u64>().read_volatile() };
         assert_eq!(word, 0);
         before.elapsed()

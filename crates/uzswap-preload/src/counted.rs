@@ -26,7 +26,7 @@ pub fn begin() {
 }
 
 fn heap_end() -> usize {
-    // SAFETY: only asks; the C library answers without the kernel.
+    // SAFETY: the call only asks; the C library answers without the kernel.
     unsafe { libc::sbrk(0) as usize }
 }
 

@@ -69,7 +69,7 @@ extern "C" fn begin() {
     let tree = match Tree::join(path) {
         Ok(tree) => tree,
         Err(error) => {
-            // SAFETY: takes a number; the result is valid until the next call.
+            // SAFETY: the call takes a number; the result is valid until the next call.
             let reason = unsafe { CStr::from_ptr(libc::strerror(error)) };
             return say(&[path.to_bytes(), b": ", reason.to_bytes()]);
         }

@@ -182,8 +182,8 @@ extern "C" fn do_nothing(value: *mut c_void) -> *mut c_void {
 /// Writes the path of the agent, in the folder of this library; true if it fits.
 fn beside_own(path: &mut [c_char]) -> bool {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: writes its result to the given structure; all-zero bytes mean no file. Names end with
-    // a zero.
+    // SAFETY: the call writes its result to the given structure; all-zero bytes mean no file. Names
+    // end with a zero.
     let own = unsafe {
         libc::dladdr((&raw const STATE).cast(), found.as_mut_ptr());
         let name = found.assume_init().dli_fname;

@@ -125,7 +125,8 @@ impl GuardedStack {
     }
 
     fn unmap(self) {
-        // SAFETY: mapped as a whole; no thread is on it any more. An error would leave it as it is.
+        // SAFETY: the stack is one mapping, and no thread runs on it any more. An error would leave
+        // it as it is.
         let _ = unsafe { mm::munmap(self.start, self.bytes) };
     }
 }

@@ -25,7 +25,7 @@ pub fn load() -> Result<(), &'static [u8]> {
     // The child's end raises no signal, and only a wait that asks for such children (`__WALL`)
     // reaps it. The system call is made directly, since the C library would run its fork handlers.
     let no_signal: c_long = 0;
-    // SAFETY: takes numbers and no addresses: the child continues right here.
+    // SAFETY: the call takes numbers and no addresses: the child continues right here.
     let child = unsafe { libc::syscall(libc::SYS_clone, no_signal, 0, 0, 0, 0) } as pid_t;
     match child {
         0 => be_child(),

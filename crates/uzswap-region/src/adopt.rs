@@ -42,8 +42,8 @@ pub enum Contents {
     Nothing,
     /// Some, that may be read and written.
     Pages,
-    /// Some pages, which may only be read. Not in the mode of protection, which could not tell the
-    /// program's protection from its own.
+    /// Some pages, which may only be read. The mode of protection refuses such a range: it could
+    /// not tell the program's protection from its own.
     ReadOnlyPages,
 }
 
@@ -300,9 +300,9 @@ impl Inner {
                 // A write reclaims a page that the program gave up (MADV_FREE), and replaces the
                 // kernel's zero page by a page of the program's.
                 let byte = space.address(page) as *mut u8;
-                // SAFETY: mapped and writable, as the caller says. A byte that is exchanged for
-                // itself stays, even if another thread writes it at the same time. Compilers would
-                // drop an addition of zero.
+                // SAFETY: the byte is mapped and writable, as the caller promises. A byte that is
+                // exchanged for itself stays, even if another thread writes it at the same time.
+                // Compilers would drop an addition of zero.
                 let byte = unsafe { AtomicU8::from_ptr(byte) };
                 let value = byte.load(Relaxed);
                 // Another thread has written the byte, which is as good.

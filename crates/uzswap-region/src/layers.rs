@@ -257,8 +257,8 @@ impl Granules {
 
     fn byte(&self, granule: u64) -> &AtomicU8 {
         assert!(granule < self.count);
-        // SAFETY: inside the mapping, which lives as long as `self`; bytes are only ever accessed
-        // as atomics; zero is a valid value.
+        // SAFETY: the byte is inside the mapping, which `self` keeps. All accesses are atomic, and
+        // zero is a valid value.
         unsafe { &*self.memory.as_ptr().cast::<AtomicU8>().add(granule as usize) }
     }
 

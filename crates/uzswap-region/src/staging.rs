@@ -206,16 +206,16 @@ impl Staging {
     #[expect(clippy::mut_from_ref, reason = "only one thread has a batch in hand")]
     pub(crate) fn frames_mut(&self, frame: usize, count: usize) -> &mut [Page] {
         assert!(frame + count <= self.batches.len() * BATCH);
-        // SAFETY: inside the area; the caller owns the batch, and no thread uses a frame before a
-        // word names it.
+        // SAFETY: the frames are inside the area. The caller owns the batch, and no thread uses a
+        // frame before a word names it.
         unsafe { std::slice::from_raw_parts_mut(self.address(frame) as *mut Page, count) }
     }
 
     /// The page in a frame: the caller has made its word `Busy`.
     pub(crate) fn page(&self, frame: usize) -> &Page {
         assert!(frame < self.batches.len() * BATCH);
-        // SAFETY: inside the area; the frame is present, as the word said, and no other thread
-        // changes it while the word is `Busy`.
+        // SAFETY: the frame is inside the area. As the word said, it is present, and no other
+        // thread changes it while the word is `Busy`.
         unsafe { &*(self.address(frame) as *const Page) }
     }
 }

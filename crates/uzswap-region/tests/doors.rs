@@ -53,14 +53,14 @@ impl Memory {
         let at = unsafe { libc::mmap(std::ptr::null_mut(), pages * PAGE, access, flags, -1, 0) };
         assert!(at != libc::MAP_FAILED);
         // A page that is used alone would be 2 MiB. Refused without huge pages.
-        // SAFETY: changes no contents.
+        // SAFETY: the call changes no contents.
         unsafe { libc::madvise(at, pages * PAGE, libc::MADV_NOHUGEPAGE) };
         Self { at: at as usize, pages }
     }
 
     fn word(&self, page: usize, at: usize) -> &'static AtomicU64 {
         assert!(page < self.pages && at < WORDS);
-        // SAFETY: inside; mapped until the test ends.
+        // SAFETY: the word is inside the mapping, which stays until the test ends.
         unsafe { &*((self.at + page * PAGE + at * 8) as *const AtomicU64) }
     }
 
@@ -88,7 +88,7 @@ impl Memory {
     fn drop_pages(&self, pager: &Pager, first: usize, count: usize) {
         let start = self.at + first * PAGE;
         pager.change(start..start + count * PAGE, Change::Zeroed, || {
-            // SAFETY: inside, and the caller notes that they are dropped.
+            // SAFETY: the pages are inside the mapping, and the caller notes that they are dropped.
             let done = unsafe {
                 libc::madvise(start as *mut libc::c_void, count * PAGE, libc::MADV_DONTNEED)
             };
@@ -380,12 +380,12 @@ fn fork_and_check(pager: &Pager, memory: Memory, versions: &[AtomicU32]) -> Exit
         }
         (0..memory.pages).for_each(|page| memory.write(page, 1 << 30));
         (0..memory.pages).for_each(|page| memory.check(page, 1 << 30));
-        // SAFETY: ends the child.
+        // SAFETY: the call ends the child.
         unsafe { libc::_exit(0) };
     }
     still.in_parent();
     let mut status = 0;
-    // SAFETY: waits for the child.
+    // SAFETY: the call waits for the child.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     ExitStatus::from_raw(status)
 }
@@ -442,7 +442,7 @@ fn reserve(means: Means) {
     let fresh = memory.at + (far_apart(5) + 1000) * PAGE;
     let held = pager.pin(fresh..fresh + 2 * PAGE).unwrap();
     assert_eq!(held.len(), 2 * PAGE);
-    // SAFETY: mapped, pinned, and used by no other code.
+    // SAFETY: the pages are mapped and pinned, and no other code uses them.
     let bytes = unsafe { std::slice::from_raw_parts_mut(fresh as *mut u8, 2 * PAGE) };
     File::open("/dev/zero").unwrap().read_at(bytes, 0).unwrap();
     Pager::unpin(held);
@@ -474,7 +474,7 @@ fn reserve_in_fork(pager: &Pager, memory: Memory, all: usize) {
         (0..all).for_each(|i| memory.check(far_apart(i), 1));
         (0..1000).for_each(|i| memory.write(far_apart(i) + 300, 2));
         (0..1000).for_each(|i| memory.check(far_apart(i) + 300, 2));
-        // SAFETY: ends the child.
+        // SAFETY: the call ends the child.
         unsafe { libc::_exit(0) };
     }
     still.in_parent();
@@ -527,7 +527,7 @@ fn have_a_guard(means: Means) {
     let memory = Memory::map(64);
     (0..64).for_each(|page| memory.write(page, 1));
     let guarded = (memory.at + 20 * PAGE) as *mut libc::c_void;
-    // SAFETY: inside; of Linux 6.13.
+    // SAFETY: the page is inside the mapping. 102 is MADV_GUARD_INSTALL, since Linux 6.13.
     assert_eq!(unsafe { libc::madvise(guarded, PAGE, 102) }, 0);
     memory.adopt(&pager, true);
     pager.page_out(memory.at..memory.at + 64 * PAGE).unwrap();

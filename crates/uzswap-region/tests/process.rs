@@ -95,12 +95,12 @@ fn in_fork(child: impl FnOnce()) -> std::process::ExitStatus {
     match unsafe { libc::fork() } {
         0 => {
             child();
-            // SAFETY: ends the child without running the parent's functions for the exit.
+            // SAFETY: the call ends the child without running the parent's functions for the exit.
             unsafe { libc::_exit(0) }
         }
         pid => {
             let mut status = 0;
-            // SAFETY: waits for the child that was just made.
+            // SAFETY: the call waits for the child that was just made.
             assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
             std::process::ExitStatus::from_raw(status)
         }
@@ -134,7 +134,8 @@ fn touch_beyond_a_file() -> u8 {
 
 extern "C" fn repair(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     CAUGHT.fetch_add(1, SeqCst);
-    // SAFETY: maps a page of memory in place of the file's page, so that the read can continue.
+    // SAFETY: the call maps a page of memory in place of the file's page, so that the read can
+    // continue.
     unsafe {
         let page = ((*info).si_addr() as usize & !(PAGE - 1)) as *mut libc::c_void;
         let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -143,7 +144,7 @@ extern "C" fn repair(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
 }
 
 fn foreign_handler() {
-    // SAFETY: sets a handler of the form that its flags say.
+    // SAFETY: the call sets a handler of the form that its flags say.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = repair as *const () as usize;
@@ -178,7 +179,7 @@ fn later_handler() {
 
 /// Sets a handler, and returns the kernel's former one.
 fn set_bus_handler(handler: usize, flags: i32) -> libc::sigaction {
-    // SAFETY: sets a handler of the form that its flags say.
+    // SAFETY: the call sets a handler of the form that its flags say.
     unsafe {
         let mut before = std::mem::zeroed();
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -239,7 +240,7 @@ extern "C" fn touch_all(values: *mut libc::c_void) -> *mut libc::c_void {
 /// The kernel's frame on the stack at a signal, in whole pages: 3.4 KiB with AVX-512, more with
 /// later processors.
 fn signal_frame() -> usize {
-    // SAFETY: reads a value that the kernel has given to this process.
+    // SAFETY: the call returns a value that the kernel has given to this process.
     let bytes = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
     bytes.next_multiple_of(PAGE)
 }
@@ -319,7 +320,7 @@ fn memory_that_is_taken_away_behind_our_back_is_never_zeros() {
 fn given_away(then: impl FnOnce(&RegionVec<u64>)) {
     let pager = builder().build().unwrap();
     let values = filled(&pager, MIB);
-    // SAFETY: takes the content of a page of ours away, as a program must not.
+    // SAFETY: the call takes the content of a page of ours away, as a program must not.
     let done =
         unsafe { libc::madvise(values.as_ptr().cast_mut().cast(), PAGE, libc::MADV_DONTNEED) };
     assert_eq!(done, 0);
@@ -335,7 +336,7 @@ fn after_unmap() {
     let pager = builder().build().unwrap();
     let region: Region = pager.map(8 * MIB).unwrap();
     let at = region.as_ptr().as_ptr();
-    // SAFETY: inside of the region.
+    // SAFETY: the address is inside the region.
     unsafe { at.write_volatile(1) };
     drop(region);
     assert_eq!(pager.region_of(at as usize), None);

@@ -94,11 +94,11 @@ impl Owned {
                 unsafe { libc::close(2) };
             }
             self.check_all();
-            // SAFETY: ends the child without running the parent's functions for the exit.
+            // SAFETY: the call ends the child without running the parent's functions for the exit.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child that was just made.
+        // SAFETY: the call waits for the child that was just made.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         let status = ExitStatus::from_raw(status);
         match on_fork {

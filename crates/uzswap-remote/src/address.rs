@@ -57,7 +57,8 @@ pub struct Address {
     pub bytes_max: Option<u64>,
     /// The part of the keys after `uz:`; `None` for the machine's name.
     pub client: Option<String>,
-    /// Replicas that must have a segment before its local copy may go. With 0 the local copy stays.
+    /// The number of replicas that must have a segment before its local copy may be freed. With 0
+    /// the local copy stays.
     pub copies: u8,
     /// How long a read waits for a page that only the store has.
     pub timeout: Duration,

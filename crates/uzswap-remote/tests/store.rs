@@ -358,7 +358,8 @@ fn a_client_that_was_cut_off_for_longer_than_its_life_has_lost_its_pages() {
     assert_eq!(rig.check(0..PAGES, 0), 0);
     server.suspend();
     replica.suspend();
-    // On a busy machine the client may not reach its store for seconds, so its life is not shorter.
+    // The `ttl` above is not shorter, because on a busy machine a client may not reach its store
+    // for seconds.
     std::thread::sleep(Duration::from_secs(9));
     server.resume();
     replica.resume();

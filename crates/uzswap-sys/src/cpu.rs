@@ -18,8 +18,9 @@ pub fn current() -> usize {
             static TURN: AtomicUsize = AtomicUsize::new(0);
             return TURN.fetch_add(1, Relaxed) % cpus;
         }
-        // SAFETY: takes nothing, returns a number, or −1 on a kernel without it. The C library
-        // reads it from memory that the kernel keeps up to date; rustix makes a system call.
+        // SAFETY: the call takes nothing, returns a number, or −1 on a kernel without it. The C
+        // library reads it from memory that the kernel keeps up to date; rustix makes a system
+        // call.
         let cpu = unsafe { libc::sched_getcpu() };
         usize::try_from(cpu).unwrap_or(0)
     }

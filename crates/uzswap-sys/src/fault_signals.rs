@@ -495,7 +495,7 @@ unsafe fn pass_on(
     context: *mut libc::c_void,
 ) {
     let handlers = &hook.handlers;
-    // SAFETY: takes nothing and returns a number.
+    // SAFETY: the call takes nothing and returns a number.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     let place = handlers.next(thread);
     let before = handlers.all[place].get();

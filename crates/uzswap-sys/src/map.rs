@@ -115,7 +115,7 @@ impl Mapping {
     /// Faults the pages of a part in, for writing. `ENOMEM` as above.
     pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
-        // SAFETY: inside the mapping, by the assertion.
+        // SAFETY: by the assertion, the address is inside the mapping.
         calls::populate(unsafe { self.base.add(offset) }, bytes)
     }
 
@@ -123,7 +123,7 @@ impl Mapping {
     /// file system provides them.
     pub fn prefer_huge(&self, offset: usize, bytes: usize) {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
-        // SAFETY: inside the mapping, by the assertion.
+        // SAFETY: by the assertion, the address is inside the mapping.
         calls::prefer_huge(unsafe { self.base.add(offset) }, bytes);
     }
 
@@ -134,7 +134,8 @@ impl Mapping {
     /// No code relies on the content of that part.
     pub unsafe fn discard_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
-        // SAFETY: inside the mapping, by the assertion; the caller answers for its contents.
+        // SAFETY: by the assertion, the part is inside the mapping. The caller answers for its
+        // contents.
         let discard = || unsafe { calls::discard(self.base.add(offset), bytes) };
         // This loops because the program may lock its memory more than once.
         for _ in 0..LOCKS_MAX {
@@ -174,8 +175,8 @@ impl Mapping {
     /// above.
     pub fn discard(&mut self, offset: usize, bytes: usize) -> io::Result<()> {
         let start = self.part(offset, bytes)?;
-        // SAFETY: inside the mapping; `&mut self` excludes other users of this handle, as in
-        // `as_mut_slice`.
+        // SAFETY: the part is inside the mapping. `&mut self` excludes other users of this handle,
+        // as in `as_mut_slice`.
         unsafe { calls::discard(start, bytes) }
     }
 
@@ -184,7 +185,7 @@ impl Mapping {
         if !is_inside || !(offset | bytes).is_multiple_of(PAGE_BYTES) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: inside the mapping.
+        // SAFETY: the address is inside the mapping.
         Ok(unsafe { self.base.add(offset) })
     }
 
@@ -329,7 +330,7 @@ pub unsafe fn discard_range(range: Range<usize>) -> io::Result<()> {
 /// Makes a present page private to this process, where it is shared with a fork: copies it if the
 /// other process still has it. Errors: `EINVAL` before Linux 5.14.
 pub fn unshare(page: usize) -> io::Result<()> {
-    // SAFETY: changes no contents.
+    // SAFETY: the call changes no contents.
     let done = unsafe { mm::madvise(page as *mut c_void, PAGE_BYTES, Advice::LinuxPopulateWrite) };
     Ok(done?)
 }
@@ -340,7 +341,7 @@ pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
     // For anonymous memory the kernel only notes this advice, and does not merge mappings that
     // differ in it.
     let advice = if is_joined { Advice::Normal } else { Advice::Random };
-    // SAFETY: changes no contents.
+    // SAFETY: the call changes no contents.
     let done = unsafe { mm::madvise(range.start as *mut c_void, range.len(), advice) };
     Ok(done?)
 }
@@ -350,7 +351,7 @@ pub fn set_joined(range: Range<usize>, is_joined: bool) -> io::Result<()> {
 pub fn is_in_core(address: usize) -> io::Result<bool> {
     let mut is_there = 0u8;
     let page = address / PAGE_BYTES * PAGE_BYTES;
-    // SAFETY: writes one byte for one page, to a valid place.
+    // SAFETY: the call writes one byte for one page, to a valid place.
     match unsafe { libc::mincore(page as *mut c_void, PAGE_BYTES, &mut is_there) } {
         0 => Ok(is_there & 1 != 0),
         _ => Err(io::Error::last_os_error()),

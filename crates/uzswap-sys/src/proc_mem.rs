@@ -87,7 +87,7 @@ pub unsafe fn write_plainly(to: usize, from: &[u8]) -> io::Result<()> {
     let remote = libc::iovec { iov_base: to as *mut c_void, iov_len: from.len() };
     // The first thread of the process may have ended, and has no memory then.
     let me = rustix::thread::gettid().as_raw_nonzero().get();
-    // SAFETY: reads `from`, and writes where the caller says; the kernel checks both.
+    // SAFETY: the call reads `from`, and writes where the caller says; the kernel checks both.
     let write = || unsafe { libc::process_vm_writev(me, &local, 1, &remote, 1, 0) };
     if write() == from.len() as isize {
         return Ok(());

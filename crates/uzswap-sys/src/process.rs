@@ -17,7 +17,7 @@ fn check(result: i32) -> io::Result<()> {
 /// Errors: `OutOfMemory` beyond `RLIMIT_MEMLOCK` without CAP_IPC_LOCK.
 pub fn lock_memory() -> io::Result<()> {
     let flags = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
-    // SAFETY: takes flags and touches no memory of ours.
+    // SAFETY: the call takes flags and touches no memory of ours.
     check(unsafe { libc::mlockall(flags) })
 }
 
@@ -85,8 +85,8 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
 /// `Unsupported` before Linux 5.9.
 pub fn close_inherited(kept: Option<i32>) -> io::Result<()> {
     let close = |first: u32, last: u32| {
-        // SAFETY: takes numbers; no code in this process has a descriptor yet, as the caller
-        // promises.
+        // SAFETY: the call takes numbers; no code in this process has a descriptor yet, as the
+        // caller promises.
         let done = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
@@ -199,7 +199,7 @@ pub fn at_fork(
     parent: Option<unsafe extern "C" fn()>,
     child: Option<unsafe extern "C" fn()>,
 ) -> io::Result<()> {
-    // SAFETY: takes functions, which stay where they are.
+    // SAFETY: the call takes functions, which stay where they are.
     match unsafe { libc::pthread_atfork(prepare, parent, child) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
@@ -209,7 +209,7 @@ pub fn at_fork(
 /// Runs the calling thread before ordinary ones of the machine (nice −20).
 /// Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn raise_priority() -> io::Result<()> {
-    // SAFETY: takes numbers; `who` 0 is the calling thread.
+    // SAFETY: the call takes numbers; `who` 0 is the calling thread.
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) })
 }
 
@@ -390,8 +390,8 @@ pub fn page_out(pid: i32, range: std::ops::Range<usize>) -> io::Result<()> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     let part = libc::iovec { iov_base: range.start as *mut _, iov_len: range.len() };
-    // SAFETY: reads one iovec; the addresses in it are the other process', and its content does not
-    // change.
+    // SAFETY: the call reads one iovec; the addresses in it are the other process', and its content
+    // does not change.
     let done = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,

@@ -134,14 +134,16 @@ impl Part {
     /// nothing.
     pub fn set_word(&mut self, at: usize, value: u64) {
         assert!(at.is_multiple_of(size_of::<u64>()) && at + size_of::<u64>() <= self.bytes);
-        // SAFETY: inside, by the assertion, aligned, and `&mut self` excludes other users.
+        // SAFETY: by the assertion, the address is aligned and inside the part. `&mut self`
+        // excludes other users.
         unsafe { self.memory.as_ptr().add(self.offset + at).cast::<u64>().write_volatile(value) };
     }
 
     /// Reads 64 bits.
     pub fn word(&self, at: usize) -> u64 {
         assert!(at.is_multiple_of(size_of::<u64>()) && at + size_of::<u64>() <= self.bytes);
-        // SAFETY: inside, by the assertion, aligned, and `&self` excludes writers.
+        // SAFETY: by the assertion, the address is aligned and inside the part. `&self` excludes
+        // writers.
         unsafe { self.memory.as_ptr().add(self.offset + at).cast::<u64>().read_volatile() }
     }
 }
@@ -188,7 +190,7 @@ mod tests {
         let memory = SharedMemory::map(file, 1 << 40).unwrap();
         memory.populate(1 << 30, 2 * PAGE_BYTES).unwrap();
         let at = |memory: &SharedMemory, offset: usize| {
-            // SAFETY: inside the mapping, and no other thread writes.
+            // SAFETY: the address is inside the mapping, and no other thread writes.
             unsafe { memory.as_ptr().add(offset) }
         };
         // SAFETY: as above.

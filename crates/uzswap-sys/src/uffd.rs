@@ -312,7 +312,7 @@ impl Uffd {
 }
 
 fn by_syscall(flags: i32) -> io::Result<OwnedFd> {
-    // SAFETY: takes a number and returns a new descriptor or −1.
+    // SAFETY: the call takes a number and returns a new descriptor or −1.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     match fd {
         -1 => Err(io::Error::last_os_error()),
@@ -423,7 +423,7 @@ mod tests {
             scope.spawn(|| {
                 while !done.load(Relaxed) {
                     for page in 0..PAGES {
-                        // SAFETY: mapped; an absent page is waited for.
+                        // SAFETY: the page is mapped. If it is absent, the read waits.
                         unsafe { ((at[0] + page * PAGE_BYTES) as *const u8).read_volatile() };
                     }
                 }

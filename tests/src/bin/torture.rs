@@ -80,14 +80,14 @@ impl Slab {
         self.versions[page] += 1;
         for at in 0..WORDS {
             let value = word(self.seed, page, self.versions[page], at);
-            // SAFETY: inside the slab, which is this thread's.
+            // SAFETY: the word is inside the slab, which belongs to this thread.
             unsafe { self.page(page).add(at).write_volatile(value) };
         }
     }
 
     fn check(&self, page: usize, what: &str) {
         for at in 0..WORDS {
-            // SAFETY: inside the slab.
+            // SAFETY: the word is inside the slab.
             let is = unsafe { self.page(page).add(at).read_volatile() };
             let should = word(self.seed, page, self.versions[page], at);
             if is != should {
@@ -107,7 +107,7 @@ impl Slab {
 
     fn advise(&mut self, advice: i32) {
         let (first, count) = self.range(200);
-        // SAFETY: inside the slab; dropped pages are noted.
+        // SAFETY: the pages are inside the slab, and the next lines note dropped pages.
         let done = unsafe { libc::madvise(self.page(first).cast(), count * PAGE, advice) };
         assert_eq!(done, 0, "madvise");
         if advice == libc::MADV_DONTNEED {
@@ -151,7 +151,7 @@ impl Slab {
     fn protect(&mut self) {
         let (first, count) = self.range(20);
         for access in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
-            // SAFETY: inside the slab, which no thread writes now.
+            // SAFETY: the pages are inside the slab, which no thread writes now.
             let done = unsafe { libc::mprotect(self.page(first).cast(), count * PAGE, access) };
             if done != 0 {
                 return; // Too many mappings.
@@ -175,7 +175,7 @@ impl Slab {
         assert_eq!(read, bytes, "pread");
         for at in 0..count * WORDS {
             let (page, in_page) = (first + at / WORDS, at % WORDS);
-            // SAFETY: inside the mapping.
+            // SAFETY: the word is inside the mapping.
             let is = unsafe { memory.add(at).read_volatile() };
             assert_eq!(is, word(self.seed, page, self.versions[page], in_page), "a file");
         }
@@ -196,7 +196,7 @@ impl Slab {
                     self.write(page);
                     self.check(page, "a child's own");
                 }
-                // SAFETY: ends the child.
+                // SAFETY: the call ends the child.
                 unsafe { libc::_exit(0) }
             }
             child => {

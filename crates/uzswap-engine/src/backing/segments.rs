@@ -123,7 +123,7 @@ impl Segments {
         Use::of(self.word(segment).load(Acquire))
     }
 
-    /// Bytes of its live records.
+    /// Bytes of the segment's live records.
     pub(crate) fn live(&self, segment: Segment) -> usize {
         (self.word(segment).load(Acquire) & Use::LIVE) as usize
     }

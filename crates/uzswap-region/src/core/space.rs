@@ -461,7 +461,8 @@ impl Space {
         offset: u64,
     ) -> io::Result<()> {
         let (at, bytes) = (self.address(pages.start), pages.len() * PAGE_BYTES);
-        // SAFETY: mapped, as the caller says, in a process whose only thread runs this.
+        // SAFETY: the bytes are mapped, as the caller promises, and this runs in the process's only
+        // thread.
         let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
         file.write_all_at(bytes, offset)
     }

@@ -122,8 +122,8 @@ impl Words {
     fn slots(&self, range: Range<usize>) -> &[AtomicU32] {
         assert!(range.end <= self.memory.len() / size_of::<AtomicU32>());
         let first = self.memory.as_ptr().cast::<AtomicU32>();
-        // SAFETY: inside the mapping, which lives as long as `self`; aligned; words are only ever
-        // accessed as atomics; zero is a valid word.
+        // SAFETY: the words are aligned and inside the mapping, which `self` keeps. All accesses
+        // are atomic, and zero is a valid word.
         unsafe { std::slice::from_raw_parts(first.add(range.start), range.len()) }
     }
 

@@ -110,7 +110,7 @@ pub(crate) fn fork_copies() {
         assert!(is_mapped());
         drop(all);
         assert!(!is_mapped(), "a copy goes with its region");
-        // SAFETY: ends the child.
+        // SAFETY: the call ends the child.
         unsafe { libc::_exit(0) }
     }
     for values in &mut all {
@@ -125,7 +125,7 @@ pub(crate) fn fork_copies() {
     }
     std::io::Write::write_all(&mut tell, &[0]).unwrap();
     let mut status = 0;
-    // SAFETY: waits for the child that was just made.
+    // SAFETY: the call waits for the child that was just made.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert!(std::process::ExitStatus::from_raw(status).success(), "{status}");
     assert!(all.iter().all(|values| is_at(values, 2)), "what the child writes is its own");
@@ -167,8 +167,8 @@ pub(crate) fn fork_copies_while_threads_write() {
                     for (i, noted) in noted.iter().enumerate() {
                         let (thread, slot) = (i / SLOTS, i % SLOTS);
                         let noted = noted.load(SeqCst);
-                        // SAFETY: inside of the region, of which the child has a copy that no other
-                        // thread writes.
+                        // SAFETY: the words are inside the region. The child has a copy of it,
+                        // which no other thread writes.
                         let found = unsafe {
                             std::slice::from_raw_parts((at[thread] + slot * 64) as *const u64, 8)
                         };
@@ -205,7 +205,7 @@ pub(crate) fn fork_cannot_copy() {
     let pager = builder().on_fork(OnFork::PrivateCopy).build().unwrap();
     let values = filled(&pager, 24 * MIB);
     let limit = libc::rlimit { rlim_cur: MIB as u64, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: takes a structure of this type.
+    // SAFETY: the call takes a structure of this type.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) }, 0);
     dies_in_fork(&values);
     assert!(is_whole(&values), "the parent goes on");

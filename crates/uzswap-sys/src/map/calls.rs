@@ -19,7 +19,7 @@ pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
     // SAFETY: a fresh mapping, where nothing is, aliases nothing. The caller knows the changes that
     // other processes make.
     let base = unsafe { mm::mmap(at, bytes, access, MapFlags::SHARED, file, 0) }?;
-    // SAFETY: changes no contents.
+    // SAFETY: the call changes no contents.
     unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
@@ -58,12 +58,12 @@ pub fn forbid(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
 }
 
 pub fn unlock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-    // SAFETY: changes no contents; the range is ours.
+    // SAFETY: the call changes no contents; the range is ours.
     Ok(unsafe { mm::munlock(base.as_ptr().cast(), bytes) }?)
 }
 
 pub fn lock(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-    // SAFETY: changes no contents; the range is ours.
+    // SAFETY: the call changes no contents; the range is ours.
     Ok(unsafe { mm::mlock(base.as_ptr().cast(), bytes) }?)
 }
 
@@ -88,8 +88,8 @@ pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
         // Before Linux 5.14: touch each page instead.
         Err(rustix::io::Errno::INVAL) => {
             for offset in (0..bytes).step_by(PAGE_BYTES) {
-                // SAFETY: inside the mapping. The mapping was just made, so no other thread writes
-                // it, and writing the read value back keeps the content.
+                // SAFETY: the byte is inside the mapping. The mapping was just made, so no other
+                // thread writes it, and writing the read value back keeps the content.
                 unsafe {
                     let byte = base.as_ptr().add(offset);
                     byte.write_volatile(byte.read_volatile());
@@ -102,7 +102,7 @@ pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
 }
 
 pub fn prefer_huge(base: NonNull<u8>, bytes: usize) {
-    // SAFETY: changes no contents. A kernel without huge pages knows no such advice.
+    // SAFETY: the call changes no contents. A kernel without huge pages knows no such advice.
     let _ = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
 }
 
@@ -123,7 +123,7 @@ pub fn keep_apart(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
 
 pub fn set_inherited(base: NonNull<u8>, bytes: usize, is_inherited: bool) -> io::Result<()> {
     let advice = if is_inherited { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
-    // SAFETY: changes no contents.
+    // SAFETY: the call changes no contents.
     Ok(unsafe { mm::madvise(base.as_ptr().cast(), bytes, advice) }?)
 }
 

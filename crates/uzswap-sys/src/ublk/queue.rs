@@ -137,9 +137,9 @@ impl Descriptors {
     fn get(&self, tag: u16) -> Descriptor {
         let tag = usize::from(tag);
         assert!((tag + 1) * size_of::<Descriptor>() <= self.bytes);
-        // SAFETY: inside the mapping, by the assertion, and aligned, because it is an array. The
-        // read is volatile and a copy, because the kernel writes to this memory, though not while
-        // the request is ours.
+        // SAFETY: by the assertion, the descriptor is inside the mapping. It is aligned, because
+        // the mapping is an array. The read is volatile and a copy, because the kernel writes to
+        // this memory, though not while the request is ours.
         unsafe { self.base.as_ptr().add(tag).read_volatile() }
     }
 }
@@ -328,7 +328,7 @@ impl Queue {
         if !self.is_listening {
             let fd = types::Fd(self.bell.0.as_raw_fd());
             let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true);
-            // SAFETY: takes no memory; the descriptor is the queue's own.
+            // SAFETY: the request names no memory; the descriptor is the queue's own.
             let pushed = unsafe { self.ring.submission().push(&entry.build().user_data(RUNG)) };
             self.is_listening = pushed.is_ok();
         }

@@ -27,7 +27,8 @@ impl Attachment {
         Some(format!("memory for {name} ({pid}), as in 300M: {typed}_   Enter, Esc"))
     }
 
-    /// Takes a key of the answer, and returns a message about it, or an empty text.
+    /// Handles a pressed key while the question is open. Returns a message for the user, or an
+    /// empty text.
     pub fn press(&mut self, key: KeyCode) -> String {
         let Some((pid, name, typed)) = &mut self.asked else { return String::new() };
         match key {

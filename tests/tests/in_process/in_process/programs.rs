@@ -28,7 +28,7 @@ print(b''.join(got) == whole)
 struct Row {
     /// The shell command, which runs in a writable folder of its own.
     command: &'static str,
-    /// The memory of all its processes together, one run for each.
+    /// The memory of all its processes together. The test runs the command once with each amount.
     memories: &'static [&'static str],
     /// Required programs.
     needs: &'static [&'static str],

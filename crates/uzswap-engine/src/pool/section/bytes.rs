@@ -40,8 +40,9 @@ impl Sections {
     /// published it, or has the lock of its entry.
     pub(in crate::pool) fn write(&self, frame: Frame, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= PAGE_BYTES);
-        // SAFETY: in bounds of the frame, by the assertion. `bytes` does not overlap, because no
-        // borrow of pool memory is ever made. There is no race, because the caller owns the object.
+        // SAFETY: by the assertion, the destination is inside the frame. `bytes` does not overlap,
+        // because no borrow of pool memory is ever made. There is no race, because the caller owns
+        // the object.
         unsafe {
             let to = self.pointer(frame, offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
