@@ -37,34 +37,35 @@ fn ask(file: u64, command: i32) -> i64 {
 
 /// Gives a pipe a copy of the bytes, up to its free room.
 fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
-    let most = ask(call.arguments[0], libc::F_GETPIPE_SZ).max(PAGE_BYTES as i64) as u64;
-    // Even a short buffer takes a page of the pipe.
-    let buffers = most / PAGE_BYTES as u64;
-    let parts = given.parts().filter(|(_, bytes)| *bytes > 0).take(buffers as usize);
-    let list_bytes =
-        (buffers * size_of::<libc::iovec>() as u64).next_multiple_of(PAGE_BYTES as u64);
+    // A part of a page takes as much of the pipe as a whole one.
+    let pages =
+        ask(call.arguments[0], libc::F_GETPIPE_SZ).max(PAGE_BYTES as i64) as usize / PAGE_BYTES;
+    let list_bytes = (pages * size_of::<libc::iovec>()).next_multiple_of(PAGE_BYTES);
     let mut used = thread::Use::begin();
-    let Some(copy) = whole::map(list_bytes + most + (buffers + 1) * PAGE_BYTES as u64) else {
+    let Some(copy) = whole::map((list_bytes + pages * PAGE_BYTES) as u64) else {
         call.result = -i64::from(libc::ENOMEM);
         return;
     };
     used.note_mapping(copy.clone());
     let list = copy.start as *mut libc::iovec;
-    let (mut to, mut left, mut number) = (copy.start + list_bytes as usize, most, 0);
-    for (at, bytes) in parts {
-        let wanted = bytes.min(left);
+    let (mut to, mut number) = (copy.start + list_bytes, 0);
+    for (at, bytes) in given.parts().filter(|(_, bytes)| *bytes > 0) {
         let place = to + at as usize % PAGE_BYTES;
-        let copied = whole::copy_part(agent, (at, wanted), place);
-        let part = libc::iovec { iov_base: place as *mut _, iov_len: copied };
-        // SAFETY: the start of the mapping has room for the bytes; no other code uses it.
-        unsafe { list.add(number).write(part) };
-        (number, left) = (number + 1, left - copied as u64);
-        to = (place + copied).next_multiple_of(PAGE_BYTES);
+        let room = copy.end.saturating_sub(place) as u64;
+        let copied = whole::copy_part(agent, (at, bytes.min(room)), place);
+        if copied > 0 {
+            let part = libc::iovec { iov_base: place as *mut _, iov_len: copied };
+            // SAFETY: each part has a page of its own at least, and the list has room for as many
+            // parts as there are pages. The mapping is ours alone.
+            unsafe { list.add(number).write(part) };
+            number += 1;
+        }
         if (copied as u64) < bytes {
             break;
         }
+        to = (place + copied).next_multiple_of(PAGE_BYTES);
     }
-    if left == most {
+    if number == 0 {
         // Its first byte cannot be read.
         refuse(call, libc::EFAULT);
         return;

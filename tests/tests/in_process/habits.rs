@@ -130,6 +130,14 @@ fn a_program_whose_user_may_queue_no_signals_is_kept_small() {
     compare_with("signals.c", &["nothing_queued"], "ulimit -i 0;");
 }
 
+#[test]
+fn calls_at_the_edges_of_pages_files_and_lists_answer_as_the_kernel_does() {
+    let habits = ["page_ends"];
+    for means in ["userfaultfd", "guards", "protection"] {
+        compare_with("edges.c", &habits, &format!("export UZSWAP_MEANS={means};"));
+    }
+}
+
 /// A library with its own system call, which a program loads late.
 const LIBRARY: &str = r#"
 long call(long number, long a, long b, long c) {
