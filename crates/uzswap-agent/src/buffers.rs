@@ -4,7 +4,7 @@ use crate::pins::{
     GivenMemory, MOST, Pins, TRIES, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
     moves_nothing_by_error, pin_message, pin_touched, pin_vector, used_of_futex,
 };
-use crate::transfer::TakenPart;
+use crate::transfer::{TakenPart, in_blocks};
 use crate::{Agent, layout, own_files, parts, stage, whole};
 use libc::c_long;
 use uzswap_calls::table::Buffer;
@@ -106,7 +106,8 @@ fn move_list(
     for (start, bytes) in given.parts() {
         let mut moved = 0;
         while moved < bytes && done < all {
-            let (at, most) = (start.wrapping_add(moved), (bytes - moved).min(MOST).min(all - done));
+            let at = start.wrapping_add(moved);
+            let most = (bytes - moved).min(MOST).min(in_blocks(all - done));
             let mut pins = Pins::new(agent);
             pins.pin(at, most);
             let part = libc::iovec { iov_base: at as *mut _, iov_len: most as usize };
@@ -114,9 +115,10 @@ fn move_list(
             if result < 0 {
                 return if done > 0 { done as i64 } else { result };
             }
-            done += result as u64;
-            moved += result as u64;
-            if (result as u64) < most {
+            let result = (result as u64).min(all - done);
+            done += result;
+            moved += result;
+            if result < most {
                 return done as i64;
             }
         }

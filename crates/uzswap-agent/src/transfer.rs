@@ -34,13 +34,13 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     match is_long_read.then(|| TakenPart::take(file, bytes)).flatten() {
         Some(taken) => {
             let number = libc::SYS_pread64 as u64;
-            let arguments = [file, at, taken.bytes, taken.start, 0, 0];
+            let arguments = [file, at, bytes, taken.start, 0, 0];
             let mut read = Call { number, arguments, result: Call::NOT_MADE };
-            move_parts(agent, &mut read, taken.bytes);
+            move_parts(agent, &mut read, (bytes, taken.bytes));
             taken.give_back(read.result);
             call.result = read.result;
         }
-        None => move_parts(agent, call, bytes),
+        None => move_parts(agent, call, (bytes, bytes)),
     }
     if number == libc::SYS_pread64 {
         own_files::read_pagemap(agent, call);
@@ -48,8 +48,8 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Makes the call part by part.
-fn move_parts(agent: &Agent, call: &mut Call, bytes: u64) {
+/// Makes a call of so many bytes part by part, up to `all` of them.
+fn move_parts(agent: &Agent, call: &mut Call, (bytes, all): (u64, u64)) {
     let [file, at, _, place, ..] = call.arguments;
     let number = call.number as c_long;
     let is_write = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
@@ -57,7 +57,7 @@ fn move_parts(agent: &Agent, call: &mut Call, bytes: u64) {
     let (mut done, mut tries) = (0, 0);
     loop {
         let mut pins = Pins::of_file(agent, file, bytes - done);
-        let part = (bytes - done).min(pins.left());
+        let part = (bytes - done).min(pins.left()).min(in_blocks(all - done));
         pins.pin(at + done, part);
         let place = if is_at_place { place.wrapping_add(done) } else { place };
         let arguments = [file, at + done, part, place, call.arguments[4], call.arguments[5]];
@@ -79,14 +79,22 @@ fn move_parts(agent: &Agent, call: &mut Call, bytes: u64) {
             call.result = if done > 0 { done as i64 } else { result };
             return;
         }
-        done += result as u64;
-        let is_whole = result as u64 == part && done < bytes;
+        let moved = (result as u64).min(all - done);
+        done += moved;
+        let is_whole = moved == part && done < all;
         // More of a pipe or a terminal may never come.
         if !is_whole || !is_write && !is_moved_whole(file as i32) {
             call.result = done as i64;
             return;
         }
     }
+}
+
+/// The bytes to ask for where so many are left of a file. A file that is read past the page cache
+/// (`O_DIRECT`) is read in whole blocks, also at its end.
+pub fn in_blocks(bytes: u64) -> u64 {
+    const BLOCK: u64 = 64 << 10;
+    bytes.checked_next_multiple_of(BLOCK).unwrap_or(bytes)
 }
 
 /// A part of a regular file that a read has taken by moving the position behind it.
