@@ -41,12 +41,12 @@ struct StringsIn<'a> {
 }
 
 impl StringsIn<'_> {
-    /// Brings memory in; true if it is adopted.
-    fn bring(&mut self, at: u64, bytes: u64) -> bool {
+    /// Brings memory in, if it is adopted.
+    fn bring(&mut self, at: u64, bytes: u64) {
         match self.pins.as_mut().filter(|pins| pins.left() > 0) {
             Some(pins) => pins.pin(at, bytes),
             None => Pins::new(self.agent).pin(at, bytes),
-        }
+        };
     }
 
     /// Brings a list of strings in, which ends with a null. The kernel will refuse it if a part
@@ -72,13 +72,14 @@ impl StringsIn<'_> {
         }
     }
 
-    /// Brings a string in, page by page up to its end.
+    /// Brings a string in, page by page up to its end. Memory that stays may be before memory that
+    /// is out.
     fn bring_string(&mut self, string: u64) {
         let mut at = string;
         while at != 0 {
             let end = page_end(at);
-            if end != self.page && !self.bring(at, 1) {
-                return;
+            if end != self.page {
+                self.bring(at, 1);
             }
             self.page = end;
             while at < end {
