@@ -77,7 +77,7 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let mut drop = |bytes: Range<usize>, advice: u64| {
         let result = advise_part(bytes, advice);
         answer = if result == 0 { answer } else { result };
-        result == 0 || result == -i64::from(libc::ENOMEM)
+        matches!(result, 0 | HOLE)
     };
     let mut at = range.start;
     for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {
@@ -98,19 +98,23 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
 }
 
 /// Removes the program's guards. There are none in adopted memory; where pages leave behind guards,
-/// those are ours.
+/// those are ours. Like the kernel it goes on behind a hole, and says so in the end.
 fn remove_guards(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let advice = call.arguments[2];
     // The kernel may not know it, or not such a start.
     call.result = advise_part(range.start..range.start, advice);
     let mut at = range.start;
     for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {
-        if call.result == 0 && at < part.start {
-            call.result = advise_part(at..part.start, advice);
-        }
+        let is_skipped = matches!(call.result, 0 | HOLE);
+        let result =
+            if is_skipped && at < part.start { advise_part(at..part.start, advice) } else { 0 };
+        call.result = if result == 0 { call.result } else { result };
         at = part.end;
     }
 }
+
+/// The kernel's answer where a part of the range was not mapped.
+const HOLE: i64 = -(libc::ENOMEM as i64);
 
 /// Populates a range. Adopted pages come in when they are touched, because all of them might not
 /// fit. The kernel still checks the arguments.
