@@ -95,6 +95,20 @@ static void errors(struct child *child) {
     printf("no memory to write: %zd, %s\n", moved, strerror(errno));
     moved = process_vm_readv(child->number, &here, 1, &there, 1, 1);
     printf("flags: %zd, %s\n", moved, strerror(errno));
+    moved = process_vm_writev(child->number, &here, 0, &there, 1, 1);
+    printf("flags of nothing: %zd, %s\n", moved, strerror(errno));
+    // At the end of all addresses, and beyond.
+    for (long at = -2; at <= 2; at++) {
+        there = (struct iovec){(void *)((at < 0 ? 0 : 1UL << 47) + at * PAGE), 4 * PAGE};
+        moved = process_vm_readv(child->number, &here, 1, &there, 1, 0);
+        printf("far: %zd, %s\n", moved, strerror(errno));
+        moved = process_vm_writev(child->number, &here, 1, &there, 1, 0);
+        printf("far to write: %zd, %s\n", moved, strerror(errno));
+    }
+    // More than one call moves.
+    there = (struct iovec){child->memory, 3UL << 30};
+    memset(buffer, 0, BYTES);
+    check("long", process_vm_readv(child->number, &here, 1, &there, 1, 0), buffer, 0);
 }
 
 static void write_all(struct child *child) {

@@ -41,8 +41,10 @@ impl Pinned {
         Self { guest, pages: [0; PAGES / 64] }
     }
 
+    /// The address of a page. A visitor may ask for any.
     fn address(&self, page: usize) -> usize {
-        (self.guest.from as usize / PAGE_BYTES + page) * PAGE_BYTES
+        let first = self.guest.from as usize / PAGE_BYTES * PAGE_BYTES;
+        first.saturating_add(page * PAGE_BYTES)
     }
 
     fn count(&self) -> u64 {

@@ -232,12 +232,21 @@ pub enum GivenMemory {
 }
 
 impl GivenMemory {
-    /// A list. `None` if it cannot be read, or exceeds the kernel's limits. The kernel then answers
-    /// the call.
+    /// A list. `None` if it cannot be read, or the kernel refuses it. The kernel then answers the
+    /// call.
     pub fn list(at: u64, count: u64) -> Option<Self> {
-        let add = |sum: u64, number| sum.checked_add(buffer_of(at, number)?.1);
-        let bytes = (0..count.min(BUFFERS_MAX)).try_fold(0, add)?;
-        (count <= BUFFERS_MAX && bytes <= BYTES_MAX).then_some(Self::Vector { at, count })
+        Self::list_of(at, count, |start, bytes| !is_beyond(start, bytes))
+    }
+
+    /// The same for memory of another process: the kernel looks at the addresses later.
+    pub fn list_of_other(at: u64, count: u64) -> Option<Self> {
+        Self::list_of(at, count, |_, bytes| i64::try_from(bytes).is_ok())
+    }
+
+    fn list_of(at: u64, count: u64, is_taken: impl Fn(u64, u64) -> bool) -> Option<Self> {
+        let is_taken =
+            |number| buffer_of(at, number).is_some_and(|(at, bytes)| is_taken(at, bytes));
+        (count <= BUFFERS_MAX && (0..count).all(is_taken)).then_some(Self::Vector { at, count })
     }
 
     /// A part; `None` at the end, or where the list cannot be read.
@@ -249,12 +258,19 @@ impl GivenMemory {
         }
     }
 
+    /// The parts, up to the bytes that one call moves.
     pub fn parts(self) -> impl Iterator<Item = (u64, u64)> {
-        (0..).map_while(move |number| self.part(number))
+        let mut left = BYTES_MAX;
+        (0..).map_while(move |number| {
+            let (at, bytes) = self.part(number)?;
+            let bytes = bytes.min(left);
+            left -= bytes;
+            Some((at, bytes))
+        })
     }
 
     pub fn bytes(self) -> u64 {
-        self.parts().fold(0u64, |sum, (_, bytes)| sum.saturating_add(bytes)).min(BYTES_MAX)
+        self.parts().map(|(_, bytes)| bytes).sum()
     }
 }
 
@@ -307,9 +323,9 @@ fn is_address(at: u64) -> bool {
     (PAGE_BYTES as u64..1 << 47).contains(&at)
 }
 
-/// True if a buffer would end beyond all memory that a program can have.
+/// True if a buffer would end beyond all memory that a program can have. The last page is none.
 pub fn is_beyond(at: u64, bytes: u64) -> bool {
-    at.checked_add(bytes).is_none_or(|end| end > 1 << 47)
+    at.checked_add(bytes).is_none_or(|end| end > (1 << 47) - PAGE_BYTES as u64)
 }
 
 pub fn make_once(call: &mut Call) {

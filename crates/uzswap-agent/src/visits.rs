@@ -9,7 +9,7 @@
 //! In a program that is not taken over, and may be small, the preloaded library calls this file.
 
 use crate::buffers::pinned;
-use crate::pins::{GivenMemory, Pins, make_once};
+use crate::pins::{BYTES_MAX, GivenMemory, Pins, make_once};
 use crate::{AGENT, Agent, inside, layout, stage, tree};
 use libc::c_long;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -72,10 +72,10 @@ fn host_of(call: &Call) -> Option<Host<'static>> {
     tree()?.host(call.arguments[0] as u32)
 }
 
-/// Makes a call. `None` if its lists cannot be read, or the kernel refuses them. Nothing is done
-/// then.
+/// Makes a call. `None` if it moves nothing, its lists cannot be read, or the kernel refuses it.
+/// Nothing is done then.
 fn make(agent: Option<&Agent>, host: Option<Host<'_>>, call: &Call) -> Option<i64> {
-    let [_, here, here_count, there, there_count, _] = call.arguments;
+    let [_, here, here_count, there, there_count, flags] = call.arguments;
     let mut lists = agent.map(Pins::new);
     if let Some(lists) = &mut lists {
         for (at, count) in [(here, here_count), (there, there_count)] {
@@ -83,7 +83,10 @@ fn make(agent: Option<&Agent>, host: Option<Host<'_>>, call: &Call) -> Option<i6
         }
     }
     let here = GivenMemory::list(here, here_count)?;
-    let there = GivenMemory::list(there, there_count)?;
+    let there = GivenMemory::list_of_other(there, there_count)?;
+    if flags != 0 || here.bytes() == 0 || there.bytes() == 0 {
+        return None;
+    }
     let is_whole = host.is_none() || is_read(call);
     let made = is_whole.then(|| make_whole(agent, host, call, (here, there))).flatten();
     made.or_else(|| Some(in_parts(agent, host, call, (Cursor::new(here), Cursor::new(there)))))
@@ -126,7 +129,10 @@ fn in_parts(
 ) -> i64 {
     let mut done = 0;
     while let (Some((here, room)), Some((there, more))) = (ours.rest(), theirs.rest()) {
-        let bytes = room.min(more).min(PART_BYTES);
+        let bytes = room.min(more).min(PART_BYTES).min(BYTES_MAX - done as u64);
+        if bytes == 0 {
+            break;
+        }
         let mut pins = agent.map(Pins::new);
         if let Some(pins) = &mut pins {
             pins.pin(here, bytes);

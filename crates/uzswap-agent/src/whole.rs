@@ -17,7 +17,7 @@ fn given(call: &Call) -> Option<GivenMemory> {
     let [_, at, count, ..] = call.arguments;
     match call.number as c_long {
         libc::SYS_write | libc::SYS_pwrite64 => Some(GivenMemory::One { at, bytes: count }),
-        libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 if count <= BUFFERS_MAX => {
+        libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
             Some(GivenMemory::Vector { at, count })
         }
         _ => None,
@@ -29,13 +29,16 @@ pub fn is_write(call: &Call) -> bool {
     given(call).is_some()
 }
 
-/// Makes a long write to a file in one call. `false` if the call is no such write, or if there is
-/// no memory for it.
+/// Makes a long write to a file in one call. `false` if the call is no such write, if the kernel
+/// will refuse its list, or if there is no memory for it.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let Some(given) = given(call) else { return false };
     let mut vector = Pins::new(agent);
     if let GivenMemory::Vector { at, count } = given {
-        vector.pin(at, count * size_of::<libc::iovec>() as u64);
+        vector.pin(at, count.min(BUFFERS_MAX) * size_of::<libc::iovec>() as u64);
+        if GivenMemory::list(at, count).is_none() {
+            return false;
+        }
     }
     let bytes = given.bytes();
     if !is_moved_whole(call.arguments[0] as i32) {
