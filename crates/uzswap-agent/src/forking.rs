@@ -18,7 +18,7 @@ use crate::{Agent, Inside, allocator, front, guests, inside, layout, thread};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 use uzswap_region::BeforeFork;
 use uzswap_tree::front::Front;
@@ -48,8 +48,18 @@ pub fn take_note() -> bool {
 /// Waits until nothing of this library moves. Fails if there is no room for a child's needs.
 pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
-    let quiet = at_work();
-    let layout = layout::lock();
+    let (layout, quiet) = loop {
+        // The layout's holder may wait for room, which only the thread that watches gives to a
+        // suspended process. So that thread is held up only when nobody has the layout.
+        let layout = layout::lock();
+        match try_to_be_at_work() {
+            Some(quiet) => break (layout, quiet),
+            None => {
+                drop(layout);
+                drop(at_work());
+            }
+        }
+    };
     let pages = agent.pager.before_fork()?;
     // The allocator's lock is the last: nothing is allocated or freed after it.
     Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(allocator::lock()) })
@@ -99,6 +109,14 @@ static QUIET: Mutex<()> = Mutex::new(());
 /// The lock that the watching thread holds while it works. A fork waits for it.
 pub fn at_work() -> MutexGuard<'static, ()> {
     QUIET.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn try_to_be_at_work() -> Option<MutexGuard<'static, ()>> {
+    match QUIET.try_lock() {
+        Ok(quiet) => Some(quiet),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Calls of `fork` that are under way in a program that was not taken over, and two flags.

@@ -1,5 +1,5 @@
 //! `uzswap run --in-process`: core dumps have all of a program's memory, and so have readers and
-//! debuggers that ask for it (`uzswap status --bring-in`).
+//! debuggers that ask for it (`uzswap status --bring-in`). Suspended processes can be resumed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -49,13 +49,16 @@ fn is_record(bytes: &[u8], number: u32) -> bool {
 
 /// A command that runs the program in 32 MiB.
 fn run(folder: &Path, word: &str) -> Command {
-    compile(folder, PROGRAM, &[]);
+    run_program(folder, PROGRAM, &format!("ulimit -c unlimited; {RUN} {word}"))
+}
+
+const RUN: &str = "exec ./uzswap run --in-process --memory 32M --no-load-control -- ./program";
+
+/// Compiles a program, and runs it by a shell's command.
+fn run_program(folder: &Path, program: &str, run: &str) -> Command {
+    compile(folder, program, &["-pthread"]);
     let mut command = as_nobody(folder);
-    let run = format!(
-        "ulimit -c unlimited; exec ./uzswap run --in-process --memory 32M --no-load-control -- \
-         ./program {word}"
-    );
-    command.args(["sh", "-c", &run]).current_dir(folder);
+    command.args(["sh", "-c", run]).current_dir(folder);
     command
 }
 
@@ -119,6 +122,74 @@ impl Drop for Suspended {
         self.1.suspend(self.0, false);
         drop(self.2.take());
     }
+}
+
+/// A thread changes the access of memory that is out: by guards, all of it comes in first. Another
+/// thread forks. Tells its number, and then each fork.
+const FORKS: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+enum { MIB = 1 << 20 };
+static char *map(long bytes) {
+    return mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+}
+static void *change(void *memory) {
+    for (;;) {
+        madvise(memory, 4 * MIB, MADV_PAGEOUT);
+        mprotect(memory, 4 * MIB, PROT_READ);
+        mprotect(memory, 4 * MIB, PROT_READ | PROT_WRITE);
+    }
+}
+int main(void) {
+    char *memory = map(4 * MIB);
+    pthread_t thread;
+    memset(memory, 5, 4 * MIB);
+    for (int i = 0; i < 60; i++) {
+        memset(map(MIB), i, MIB);
+        usleep(4000);
+    }
+    sleep(1);
+    printf("%d\n", getpid());
+    pthread_create(&thread, 0, change, memory);
+    for (;;) {
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        waitpid(child, 0, 0);
+        if (printf("forked\n") < 0 || fflush(stdout)) return 0;
+    }
+}
+"#;
+
+/// While a suspended process has no room, one thread waits for some with the memory's layout
+/// locked, and another one forks.
+#[test]
+fn a_suspended_process_that_forks_goes_on_when_it_is_resumed() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let run = format!("export UZSWAP_MEANS=guards; {RUN}");
+    let mut child = run_program(folder.path(), FORKS, &run).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let (tell, told) = channel();
+    std::thread::spawn(move || lines.map(|line| tell.send(line)).all(|sent| sent.is_ok()));
+    let patience = Duration::from_secs(60);
+    let process = told.recv_timeout(patience).unwrap().parse().unwrap();
+    for _ in 0..12 {
+        let suspended = Suspended::new(child.id(), process);
+        std::thread::sleep(Duration::from_millis(600));
+        drop(suspended);
+        told.try_iter().for_each(drop);
+        let next = told.recv_timeout(patience);
+        if next.is_err() {
+            child.kill().unwrap();
+        }
+        assert_eq!(next.as_deref(), Ok("forked"));
+    }
+    let number = rustix::process::Pid::from_raw(process as i32).unwrap();
+    rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
