@@ -56,14 +56,9 @@ impl<'a> Host<'a> {
         is_stopped: impl Fn() -> bool,
     ) -> Option<Visit<'a>> {
         let own = self.tree.own().filter(|own| own.name().number() == own_number())?;
-        let (visit, until) = (&own.visit, clock() + patience.as_millis() as u64);
-        let word = loop {
-            match visit.take() {
-                Some(word) => break word,
-                None if clock() >= until => return None,
-                None => visit.wait(visit.load(), Duration::from_millis(1)),
-            }
-        };
+        let visit = &own.visit;
+        let word = visit.await_free(patience)?;
+        let until = clock() + patience.as_millis() as u64;
         visit.host.store(self.name.0, Relaxed);
         visit.from.store(from, Relaxed);
         visit.bytes.store(bytes, Relaxed);

@@ -1,5 +1,6 @@
 //! The visit of a process, as its slot has it: see [`crate::visit`].
 
+use crate::clock;
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -95,6 +96,25 @@ impl VisitSlot {
     pub(crate) fn end(&self, word: VisitWord) {
         self.word.store(word.next().0, SeqCst);
         wake(&self.word);
+    }
+
+    /// Takes the visit for the calling thread, once the visits of other threads are over. `None` if
+    /// nothing happens to another thread's visit for so long.
+    pub(crate) fn await_free(&self, patience: Duration) -> Option<VisitWord> {
+        let end = || clock() + patience.as_millis() as u64;
+        let (mut seen, mut until) = (self.load(), end());
+        loop {
+            if let Some(word) = self.take() {
+                return Some(word);
+            }
+            let now = self.load();
+            if now != seen {
+                (seen, until) = (now, end());
+            } else if clock() >= until {
+                return None;
+            }
+            self.wait(now, Duration::from_millis(1));
+        }
     }
 
     /// Takes the visit for the calling thread, and returns its word. `None` if another thread has
