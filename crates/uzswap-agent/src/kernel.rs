@@ -121,7 +121,7 @@ unsafe extern "C" fn __wrap_syscall(
     unsafe { make(number, [a, b, c, d, e, f]) }
 }
 
-/// Without a system call if the kernel has code for it (vDSO).
+/// Reads the clock without a system call where the kernel has code for that (vDSO).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_clock_gettime(clock: c_int, time: *mut timespec) -> c_int {
     let now = match clock {

@@ -49,7 +49,7 @@ pub fn lock() -> MutexGuard<'static, Option<Layout>> {
 }
 
 impl Layout {
-    /// As it is when the program is taken over.
+    /// The layout at the takeover.
     pub fn new(heap_end: usize) -> Self {
         Self { heap_end, ..Self::default() }
     }
@@ -61,7 +61,7 @@ impl Layout {
 
     /// Replaces the system calls in a new mapping of a file's code, which no thread runs yet. The
     /// code is readable during the replacement, and then has its former access again. After an
-    /// error the calls are as before.
+    /// error no call is replaced.
     fn patch(
         &mut self,
         mapped: &Range<usize>,
@@ -154,8 +154,8 @@ impl Agent {
         self.adopt(range, contents);
     }
 
-    /// Adopts memory of any size, unless uzswap leaves the program alone. After an error the rest
-    /// is the program's and not managed.
+    /// Adopts memory of any size, unless uzswap leaves the program alone. After an error uzswap
+    /// does not manage the rest.
     fn adopt(&self, range: Range<usize>, contents: Contents) {
         if !stage::is_left() {
             // SAFETY: private, anonymous, readable and writable: the caller has seen the call that

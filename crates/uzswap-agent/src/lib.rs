@@ -199,7 +199,7 @@ struct Rung {
 }
 
 impl Rung {
-    /// As they are now.
+    /// Reads the present values.
     fn now(tree: &Tree) -> Self {
         let bell = tree.rung();
         Self { bell, wanted: WANTED.load(SeqCst), is_suspended: tree.is_suspended() }

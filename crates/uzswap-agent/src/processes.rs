@@ -243,7 +243,8 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
         return clone3_apart(agent, call, pins);
     }
     if arguments.flags & CLEARED != 0 {
-        // An absent page would end such a child. As before Linux 5.5; callers use `clone` then.
+        // An absent page would end such a child. The error is that of a kernel before Linux 5.5,
+        // after which callers use `clone`.
         return refuse(call, libc::ENOSYS);
     }
     drop(pins);

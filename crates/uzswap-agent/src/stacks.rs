@@ -184,9 +184,9 @@ pub fn of_handlers() -> Option<Range<usize>> {
     Some(instead.unwrap_or(start..start.saturating_add(stack.ss_size)))
 }
 
-/// Gives the calling thread a signal stack of ours if it has none. Without memory it gets none.
-/// While the thread runs on a signal stack that the program has set past us, the kernel keeps that
-/// stack.
+/// Gives the calling thread a signal stack of ours if it has none. If there is no memory for a
+/// stack, the thread gets none. While the thread runs on a signal stack that the program has set
+/// past us, the kernel keeps that stack.
 pub fn arm() {
     if thread::with(|thread| thread.is_armed.replace(true)) {
         return;
@@ -394,8 +394,8 @@ const LEAST: usize = 32 << 10;
 
 fn prepare_instead() {
     let _inside = inside();
-    // This fails only while the thread ends. Without one the thread's handlers run on the program's
-    // stack.
+    // This fails only while the thread ends. Without a signal stack the thread's handlers run on
+    // the program's stack.
     let _ = INSTEAD.try_with(|instead| {
         let mut instead = instead.borrow_mut();
         if instead.is_none() {

@@ -1,4 +1,4 @@
-//! Takes a program over. From then on its memory may leave.
+//! Takes a program over. After that its memory may leave.
 //!
 //! ```text
 //! find the system calls → make a pager → stop all threads → replace the calls → let them go on

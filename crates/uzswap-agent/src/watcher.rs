@@ -207,7 +207,8 @@ fn tell(agent: &Agent, tree: &Tree) {
 /// counts it, as do its children from their start.
 struct SharedSize {
     bytes: u64,
-    /// Size of the last decrease. As much again is assumed before the next reading.
+    /// Size of the last decrease. Until the next reading we assume that the memory decreases by as
+    /// much again.
     fell: u64,
     next: Instant,
     wait: Duration,

@@ -117,7 +117,7 @@ impl Holder {
                 return Err(Failure::new("the cache rejected a page"));
             }
         }
-        // As much as an idle daemon does in a minute or two.
+        // This does the work that an idle daemon does in one or two minutes.
         let be_idle = || {
             for _ in 0..pages.len() / BATCH_PAGES {
                 cache.maintain().context("memory for the cache")?;

@@ -65,7 +65,7 @@ impl Plot {
         }
     }
 
-    /// With a logarithmic first axis.
+    /// Makes the first axis logarithmic.
     pub fn log_x(mut self) -> Self {
         self.x_log = true;
         self

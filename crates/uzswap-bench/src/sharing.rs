@@ -90,11 +90,11 @@ const GROWTH: u64 = 16;
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Shared {
     processes: usize,
-    /// Memory, each frame counted once.
+    /// The memory of all processes. Each frame is counted once.
     memory: u64,
-    /// With a pool for each process.
+    /// Bytes of the pools if each process has its own.
     apart: u64,
-    /// With one pool for all processes.
+    /// Bytes of one pool for all processes.
     together: u64,
     /// The part of the saved bytes for pages that processes share in memory as well, since a fork.
     since_fork: u64,

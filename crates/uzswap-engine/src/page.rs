@@ -56,7 +56,7 @@ impl Pattern {
         words.fill(word);
     }
 
-    /// For the index word.
+    /// The bits for the index word.
     pub(crate) fn to_bits(self) -> u64 {
         self.0
     }

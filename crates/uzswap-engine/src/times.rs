@@ -43,7 +43,7 @@ impl Times {
     /// Counts a time. A time above the last bound counts as that bound.
     pub fn count(&self, time: Duration) {
         let ns = (time.as_nanos() as u64).min((1 << MAX_POWER) - 1);
-        // In range by the line above.
+        // This cannot fail: the line above brings the time into the range.
         let _ = self.0.increment(ns);
     }
 

@@ -33,8 +33,8 @@ struct FreeUnits {
 /// See the module.
 pub(crate) struct Units {
     area: Area,
-    /// For each unit: the low half has a bit for each page in the unit. The high half is the number
-    /// of pages of which the unit was made, or 0 if [`Self::sparse`] skips it.
+    /// A word for each unit. Its low half has a bit for each page in the unit. Its high half is the
+    /// number of pages of which the unit was made, or 0 if [`Self::sparse`] skips the unit.
     members: ChunkedTable<AtomicU32, TRUNK_UNITS>,
     unused: Mutex<FreeUnits>,
     /// Units that have lost at least a quarter of their pages.
@@ -215,7 +215,7 @@ impl Units {
         Ok(())
     }
 
-    /// Every unit with pages, with the taken positions. For checks of a cache at rest.
+    /// Every unit with pages, with the taken positions. It is for checks of a cache at rest.
     pub(crate) fn all(&self) -> impl Iterator<Item = (SwapEntry, u16)> {
         let made = lock(&self.unused).made;
         (0..made).filter_map(|number| {

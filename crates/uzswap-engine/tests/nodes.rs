@@ -111,8 +111,8 @@ fn stores_wait_a_moment_for_memory_of_their_node_that_another_thread_makes() {
     let [is_there, is_done] = [const { AtomicBool::new(false) }; 2];
     std::thread::scope(|scope| {
         let maintaining = scope.spawn(|| {
-            // As the daemon's thread does. If that is not permitted, the load of this machine
-            // decides.
+            // The daemon's thread raises its priority, too. If that is not permitted, the load of
+            // this machine decides.
             let _ = process::raise_priority();
             cache.wait_for_work(Duration::from_millis(1));
             is_there.store(true, SeqCst);

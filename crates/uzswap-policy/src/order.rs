@@ -48,7 +48,7 @@ const COPY_WORTH: f32 = 0.3;
 /// The policies that a pager can follow: they need no more than its faults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PagerPolicy {
-    /// By levels and tenures: see the module.
+    /// Orders pages by levels and tenures: see the module.
     #[default]
     Order,
     /// First in, first out, with a second chance. Before there were levels, it was the only policy.

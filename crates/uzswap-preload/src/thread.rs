@@ -105,7 +105,7 @@ impl GuardedStack {
     /// the stack.
     fn map(bytes: usize) -> Option<Self> {
         static CHANCE: u8 = 0;
-        // As random as the address of this library.
+        // The place is as random as the address of this library.
         let chance = (&raw const CHANCE as usize / GUARD) % PLACE_UNITS;
         let wanted = ptr::without_provenance_mut(PLACE + chance * PLACE_UNIT);
         let bytes = GUARD + bytes;

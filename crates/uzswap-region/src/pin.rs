@@ -34,8 +34,8 @@ impl Pager {
     }
 
     /// Pins the page at an address like [`Self::pin`], but does not wait for room. Without room it
-    /// exceeds the budget, which [`Self::make_room`] avoids. For a thread that others wait for.
-    /// False if the page is not adopted; `None` if another thread has it at this moment.
+    /// exceeds the budget, which [`Self::make_room`] avoids. It is for a thread that others wait
+    /// for. False if the page is not adopted; `None` if another thread has it at this moment.
     pub fn pin_now(&self, address: usize) -> Option<bool> {
         let Some((space, page)) = find(address) else { return Some(false) };
         loop {

@@ -28,11 +28,12 @@ use uzswap_sys::uffd::Fault;
 /// The expected accesses to a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
-    /// No known order: the pager finds streams itself. For the whole region, whatever the range.
+    /// No known order: the pager finds streams itself. This changes the whole region, whatever the
+    /// range.
     Normal,
-    /// In order: many pages come in at each fault. For the whole region.
+    /// In order: many pages come in at each fault. This changes the whole region.
     Sequential,
-    /// In no order: one page comes in at a fault. For the whole region.
+    /// In no order: one page comes in at a fault. This changes the whole region.
     Random,
     /// The range will be needed: it is brought in before the call returns.
     WillNeed,

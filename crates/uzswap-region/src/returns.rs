@@ -17,7 +17,7 @@ pub(crate) struct Returns {
     departed: CachePadded<AtomicU64>,
     /// Pages that left with a copy that was not known to be out of date.
     compared: AtomicU64,
-    /// By processor and level.
+    /// Pages that returned, by processor and level.
     returned: Box<[CachePadded<[AtomicU64; LEVELS]>]>,
 }
 

@@ -112,7 +112,7 @@ fn program(pager: &Pager) -> Stats {
     }
     let sum = touches(8 * PAGES).fold(0u64, |sum, page| sum.wrapping_add(values[page * EACH]));
     assert_ne!(sum, 0);
-    // While its pages are there.
+    // The figures are read while the region still has its pages.
     pager.stats()
 }
 

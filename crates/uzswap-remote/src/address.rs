@@ -21,9 +21,9 @@ const CLIENT_MAX: usize = 64;
 /// A server to ask first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seed {
-    /// By TCP: a host and a port.
+    /// A host and a port (TCP).
     Tcp(String, u16),
-    /// By a Unix socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 

@@ -63,8 +63,8 @@ fn open(path: &Path) -> io::Result<File> {
     File::options().read(true).write(true).open(path)
 }
 
-/// Has the kernel detach a device, by its path, when it is no longer open. For the device of a dead
-/// process.
+/// Asks the kernel to detach a device, by its path, when it is no longer open. This is for the
+/// device of a dead process.
 pub fn detach(path: &Path) -> io::Result<()> {
     ioctl(&open(path)?, LOOP_CLR_FD, 0).map(drop)
 }

@@ -118,8 +118,8 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
 }
 
 /// Moves a descriptor to a high number, closed by `exec`, because the program may use low numbers
-/// of its choice (`dup2`). Without a free number it stays. Fails if the program has closed the
-/// descriptor already, because the program closes all that it does not know.
+/// of its choice (`dup2`). If no high number is free, the descriptor keeps its number. Fails if the
+/// program has closed the descriptor already, because the program closes all that it does not know.
 pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // The kernel's table of descriptors reaches up to the highest.
@@ -214,8 +214,8 @@ pub fn raise_priority() -> io::Result<()> {
 }
 
 /// Gives the calling thread precedence over all threads that are not in real time (SCHED_RR, its
-/// lowest priority). The kernel lets such threads take memory when others must wait for it. For a
-/// thread that works only briefly. Errors: `PermissionDenied` without CAP_SYS_NICE.
+/// lowest priority). The kernel lets such threads take memory when others must wait for it. This is
+/// for a thread that works only briefly. Errors: `PermissionDenied` without CAP_SYS_NICE.
 pub fn run_in_real_time() -> io::Result<()> {
     // The kernel's structure has this one member. The C library is not used: musl refuses.
     let priority: i32 = 1;

@@ -19,10 +19,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// The way in which the process learns of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
-    /// As SIGBUS, in the thread that faulted. Needs no privilege. A system call that meets an
-    /// absent page fails with `EFAULT`.
+    /// The thread that faulted gets SIGBUS. Needs no privilege. A system call that meets an absent
+    /// page fails with `EFAULT`.
     Signal,
-    /// As a message to a reader of the descriptor. Needs `/dev/userfaultfd`, the sysctl
+    /// A reader of the descriptor gets a message. Needs `/dev/userfaultfd`, the sysctl
     /// `vm.unprivileged_userfaultfd`, or `CAP_SYS_PTRACE`. System calls wait for absent pages.
     Message,
 }

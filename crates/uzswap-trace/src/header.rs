@@ -171,7 +171,7 @@ fn part<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     std::array::from_fn(|byte| bytes[at + byte])
 }
 
-/// As many whole characters of a text as fit.
+/// The beginning of a text that fits, in whole characters.
 fn name(text: &str) -> &[u8] {
     let end = (0..=NAME_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text.as_bytes()[..end.unwrap_or(0)]

@@ -80,7 +80,7 @@ impl Log {
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.words) }
     }
 
-    /// In a fork: takes a new process number. The process's time begins now.
+    /// Takes a new process number in a forked child. The process's time begins now.
     pub fn forked(&self) {
         let process = self.words()[PROCESSES_AT / WORD].fetch_add(1, Relaxed);
         self.process.store(process as u32, Relaxed);

@@ -52,7 +52,7 @@ mod tests {
         ranges
     }
 
-    /// As the kernel's headers have the structures.
+    /// The structures are those of the kernel's headers.
     #[test]
     fn memory_that_is_handed_over_is_found() {
         assert_eq!(ranges(0x4020_ae46, &[0, 0x1000, 64, 4096]), [(4096, 64)]);

@@ -114,7 +114,8 @@ fn a_keeper_killed_while_everything_is_read_back_takes_no_page_along() {
     served.terminate();
     std::thread::sleep(Duration::from_millis(800));
     assert!(served.is_on(), "it was too fast for this test");
-    // Like systemd after TimeoutStopSec. The process that takes over is killed as well.
+    // Kills the process as systemd does after TimeoutStopSec. The process that takes over is killed
+    // as well.
     let daemon = process_of("daemon");
     served.child.kill().unwrap();
     served.child.wait().unwrap();

@@ -17,7 +17,7 @@ const ONLINE: &str = "/sys/devices/system/cpu/cpu1/online";
 const THREADS_ALWAYS: usize = 6;
 const THREADS_PER_CPU: usize = 2;
 
-/// With a pool so small that most pages are written back.
+/// The pool is so small that most pages are written back.
 fn churn() -> Run {
     Run::churn("16M")
 }

@@ -188,7 +188,7 @@ fn a_seccomp_profile_gets_one_more_call_and_keeps_the_others() {
     assert_eq!(rules[3]["names"][0], "userfaultfd");
     assert_eq!(rules[3].as_object().unwrap().len(), 2, "for everybody: {first}");
     assert_eq!(rules[0]["names"][1], "write");
-    // As Podman's profile: a call that is denied by name.
+    // Podman's profile denies a call by name in the same way.
     assert_eq!(rules[1]["names"], serde_json::json!(["ustat"]));
     // A second run changes nothing.
     fs::write(&profile, &first).unwrap();

@@ -61,7 +61,7 @@ fn a_command_has_a_scope_that_people_see() {
     assert!(tree.contains("uzswap.scope") && tree.contains("@uzswap daemon"), "{tree}");
     let limit = run.group().unwrap().path().join("memory.high");
     assert_eq!(fs::read_to_string(limit).unwrap().trim(), (64 << 20).to_string());
-    // Like a user who knows only units.
+    // A user who knows only units stops it like this.
     stop(&scope);
     let run = run.finish();
     run.assert_code(128 + libc::SIGTERM);

@@ -61,7 +61,7 @@ impl SizeClass {
 struct ClassTable {
     classes: [SizeClass; SIZES],
     count: usize,
-    /// By size in steps.
+    /// The class of each size, which is counted in steps.
     class_of: [u8; PAGE_BYTES / STEP + 1],
 }
 

@@ -13,7 +13,7 @@ struct Stopping {
 }
 
 impl Stopping {
-    /// As if the first half were written.
+    /// Stops as if only the first half had been written.
     fn stop_in_the_middle(&self, offset: u64, bytes: &[u8]) {
         if WATCHED.with_borrow(Option::is_some) {
             let half = &bytes[..bytes.len() / 2];

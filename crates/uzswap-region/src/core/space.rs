@@ -40,7 +40,7 @@ pub(crate) struct Space {
     pub(crate) advice: AtomicU8,
     /// The region is being unmapped, or was: `Busy` pages stay `Busy`.
     is_closed: AtomicBool,
-    /// In a fork: a file is mapped over the region. See [`crate::copy`].
+    /// True in a forked child where a file is mapped over the region. See [`crate::copy`].
     is_copy: AtomicBool,
     /// Its addresses are the program's own, which maps and unmaps them. See [`crate::window`].
     is_window: bool,

@@ -85,7 +85,7 @@ pub fn populate(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     // SAFETY: populating changes no contents; the range is ours.
     let done = unsafe { mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
     match done {
-        // Before Linux 5.14: touch each page instead.
+        // A kernel before Linux 5.14 lacks this advice, so we touch each page instead.
         Err(rustix::io::Errno::INVAL) => {
             for offset in (0..bytes).step_by(PAGE_BYTES) {
                 // SAFETY: the byte is inside the mapping. The mapping was just made, so no other

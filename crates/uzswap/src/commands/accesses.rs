@@ -54,7 +54,7 @@ pub fn record(arguments: &RecordArguments, trace: &Path) -> Result<ExitCode, Fai
         program: name.to_string_lossy().into_owned(),
     };
     let log = LogFile::create(&path, &header)?;
-    // As if it had been typed.
+    // The words that a user would type.
     let memory = arguments.memory.to_string();
     let words = ["uzswap", "run", "--in-process", "--no-load-control", "--quiet", "--backing"];
     let words = words.into_iter().chain(["none", "--memory", &memory]).map(OsString::from);

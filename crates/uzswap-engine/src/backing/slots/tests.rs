@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 const MIB: u64 = 1 << 20;
 
-/// With all CPUs up.
+/// Starts all CPUs.
 fn started(slots: Slots) -> Slots {
     (0..uzswap_sys::cpu::possible()).for_each(|cpu| slots.start_cpu(cpu));
     slots.provision();

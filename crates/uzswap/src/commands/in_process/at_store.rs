@@ -25,7 +25,7 @@ pub struct AtStore {
 }
 
 impl AtStore {
-    /// From the sums and the peak of a run.
+    /// Computes the figures from the sums and the peak of a run.
     pub fn new(sums: &Remote, peak: u64) -> Self {
         let times = ByPower { counts: sums.times, sum_ns: 0 };
         let ns = |share| times.quantile_ns(share).unwrap_or(0);

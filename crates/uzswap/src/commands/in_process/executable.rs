@@ -26,7 +26,8 @@ const LINE_BYTES: usize = 256;
 
 /// The dynamic linker of musl, at the path that programs built for musl name.
 pub const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
-/// From glibc's folder of libraries below /usr up to the root. Further `..` stay at the root.
+/// The path from glibc's folder of libraries below /usr up to the root. Further `..` stay at the
+/// root.
 const TO_ROOT: &str = "/usr/$LIB/../../../../../../../..";
 
 /// The path of a library that only glibc's dynamic linker finds. It replaces `$LIB` by the name of
