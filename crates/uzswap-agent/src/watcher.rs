@@ -128,7 +128,8 @@ struct Idle {
     own: u64,
     all: u64,
     next: Instant,
-    /// Its memory at the last look, bytes, and true if it waited for memory or was suspended.
+    /// At the last look: the process's memory in bytes, and true if the process waited for memory
+    /// or was suspended.
     used: u64,
     waits: bool,
 }

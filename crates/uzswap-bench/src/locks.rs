@@ -362,8 +362,8 @@ fn touch(
                 let loaded = cache.load(key, &mut page);
                 let load = start.elapsed();
                 let whole = matches!(loaded, Ok(Load::Hit)) && page == pages[offset as usize];
-                // Stores the page that must leave for the loaded one. Its key may be the same,
-                // since half of all pages are out.
+                // A program would have to store another page now. This stores the loaded page
+                // again, under the same key.
                 let start = Instant::now();
                 let stored = store(cache, area, offset, &page);
                 times.push((load.as_nanos() as u64, start.elapsed().as_nanos() as u64));

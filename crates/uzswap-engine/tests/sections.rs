@@ -1,5 +1,5 @@
-//! Memory comes and goes while pages are stored and loaded. No page is lost, and a section that
-//! cannot go is named with the reason.
+//! Sections go on line and off line while pages are stored and loaded. No page is lost. The message
+//! about a section that cannot go off line names the section and the reason.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

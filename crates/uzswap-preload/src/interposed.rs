@@ -520,7 +520,7 @@ unsafe fn map(arguments: [u64; 6]) -> *mut c_void {
         // that waited here took 1.7 times as long.
         asked(bytes, false);
     } else if is_counted {
-        // Used later, part by part.
+        // The program will use this memory later, part by part.
         reserved(bytes);
     }
     let mut arguments = arguments;

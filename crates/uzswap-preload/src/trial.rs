@@ -36,8 +36,8 @@ pub fn load() -> Result<(), &'static [u8]> {
 }
 
 fn be_child() -> ! {
-    // SAFETY: the child has memory and descriptors of its own, and no other thread. It ends without
-    // handlers of the program's: by a number, or by a signal that has its default action.
+    // SAFETY: the child has memory and descriptors of its own, and no other thread. It ends by
+    // `_exit` or by a signal with its default action, so no handler of the program's runs.
     unsafe {
         // No dump, no message.
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);

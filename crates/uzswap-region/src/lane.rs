@@ -47,9 +47,9 @@ pub(crate) struct Lane {
     /// The first pages, with their regions, that came from the cache since reclaim last checked.
     /// The cache still has their copies.
     loaded: Vec<(u32, u32)>,
-    /// A window of pages is decoded into it: addresses for a batch.
+    /// The memory into which a window of pages is decoded: addresses for a batch.
     window: Option<Mapping>,
-    /// Its pages that are charged.
+    /// The charged pages of `window`.
     window_pages: usize,
     /// The largest window since reclaim looked.
     window_used: usize,

@@ -85,7 +85,7 @@ fn no_wrong_byte_while_pages_that_compress_badly_go_straight_to_the_backing() {
     let parameter = |name: &str| run.mount().join("parameters").join(name);
     std::fs::write(parameter("max_compression_ratio"), "50").unwrap();
     assert!(wait_for(|| run.statistic("written_through_pages") > 100));
-    // Off and on again: stored pages must stay readable.
+    // Switches the cache off and on again: stored pages must stay readable.
     std::fs::write(parameter("enabled"), "N").unwrap();
     assert!(wait_for(|| run.statistic("reject_disabled") > 100));
     std::fs::write(parameter("enabled"), "Y").unwrap();
