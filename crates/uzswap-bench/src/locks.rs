@@ -43,7 +43,7 @@ pub struct LocksArguments {
     /// Only predict the throughput of more CPUs, from such a file and one thread here.
     #[arg(long, value_name = "FILE", conflicts_with = "threads")]
     pub counts: Option<PathBuf>,
-    /// Pages to store, from `uzswap record`, instead of those of a Python.
+    /// Pages to store, from `uzswap record`, instead of pages of a Python program.
     #[arg(long, value_name = "FILE")]
     pub pages: Option<PathBuf>,
 }

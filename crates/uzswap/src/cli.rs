@@ -515,10 +515,10 @@ pub struct SwitchOffArguments {
 /// `uzswap enter`.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
-    /// The process that started it, and must not end before it.
+    /// Id of the process that started `enter`. `enter` ends with it.
     #[arg(long)]
     pub owner: i32,
-    /// The descriptor that tells that it is placed.
+    /// The descriptor from which `enter` reads a word before it executes the command.
     #[arg(long)]
     pub gate: i32,
     /// The user to become.
