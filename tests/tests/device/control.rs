@@ -128,5 +128,7 @@ fn status_shows_what_is_held() {
     let table = || fs::read_to_string(run.mount().join("stats/classes")).unwrap();
     assert!(wait_for(|| table().lines().count() > 10), "{}", table());
     end(run);
-    assert!(status(&[]).contains("no cache is running"));
+    let text = status(&[]);
+    // Other tests may have runs in-process.
+    assert!(text.contains("no cache is running") || text.starts_with("run --in-process"), "{text}");
 }
