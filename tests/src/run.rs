@@ -58,11 +58,16 @@ impl Run {
     pub fn churn(pool: &str) -> Self {
         let backing = "/var/tmp/uzswap-test.img:256M";
         let (memory, mib) = if slowness() == 1 { ("64M", "192") } else { ("24M", "72") };
-        let options = ["--memory", memory, "--pool", pool, "--backing", backing];
+        Self::churn_with(&["--memory", memory, "--pool", pool, "--backing", backing], mib, "4")
+    }
+
+    /// The same, with these options, memory of all programs together in MiB, and number of
+    /// programs.
+    pub fn churn_with(options: &[&str], mib: &str, count: &str) -> Self {
         let churn = program("churn");
         let goes_on = tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path();
         let [churn, until] = [&*churn, &*goes_on].map(|path| path.to_str().expect("text"));
-        let mut run = Self::start(&options, &[churn, mib, until, "4"]);
+        let mut run = Self::start(options, &[churn, mib, until, count]);
         run.goes_on = Some(goes_on);
         run.wait_until_running();
         run

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use uzswap_tests::{
-    FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, program, seconds, skip,
+    FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, program, skip,
     transport_options, wait_for,
 };
 
@@ -240,13 +240,7 @@ fn the_kernel_s_zswap_is_off_during_a_run_and_restored() {
 #[test]
 fn two_runs_share_a_device_and_one_that_is_killed_takes_nothing_of_the_other_along() {
     let Some(machine) = Machine::take() else { return };
-    let churn = program("churn");
-    let seconds = seconds(10);
-    let command = [churn.to_str().unwrap(), "192", &seconds, "2"];
-    let (first, second) = (Run::start(&LIMITS, &command), Run::start(&LIMITS, &command));
-    for run in [&first, &second] {
-        run.wait_until_running();
-    }
+    let [first, second] = [(); 2].map(|()| Run::churn_with(&LIMITS, "192", "2"));
     let swapped = |run: &Run| run.group().unwrap().usage().swapped;
     assert!(wait_for(|| swapped(&first) > 16 << 20 && swapped(&second) > 16 << 20));
     let areas = fs::read_to_string("/proc/swaps").unwrap().matches("32767").count();

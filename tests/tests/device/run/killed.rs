@@ -21,20 +21,19 @@ fn busy_run() -> Run {
     run
 }
 
-/// A run of two programs that rewrite and check three times their memory for `duration`, partly on
-/// the device.
-fn churning(duration: u32) -> Run {
-    let churn = program("churn");
-    let run = Run::start(&LIMITS, &[churn.to_str().unwrap(), "192", &seconds(duration), "2"]);
-    run.wait_until_running();
+/// A run of two programs that rewrite and check three times their memory, partly on the device,
+/// until the run is finished.
+fn churning(options: &[&str]) -> Run {
+    let run = Run::churn_with(options, "192", "2");
     assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
     run
 }
 
 /// Starts a run whose pages outlive a killed daemon; `None` before Linux 6.4, where they do not.
-fn outliving(duration: u32) -> Option<Run> {
-    let run = churning(duration);
+fn outliving(options: &[&str]) -> Option<Run> {
+    let run = churning(options);
     if state().unwrap()["outlives_daemon"] == false {
+        println!("before Linux 6.4 a killed daemon's pages are lost: nothing was tried");
         drop(run.finish());
         return None;
     }
@@ -44,18 +43,10 @@ fn outliving(duration: u32) -> Option<Run> {
 #[test]
 fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
     let Some(machine) = Machine::take() else { return };
-    let churn = program("churn");
     let options =
         ["--memory", "64M", "--backing", "/var/tmp/uzswap-test.img:256M", "--pool", "24M"];
     let kills: u32 = std::env::var("UZSWAP_KILLS").map_or(12, |text| text.parse().unwrap());
-    let time = seconds(8 + kills * 2 / 3);
-    let run = Run::start(&options, &[churn.to_str().unwrap(), "192", &time, "2"]);
-    run.wait_until_running();
-    assert!(wait_for(|| run.statistic("pages_swapped_out") > 5000), "nothing was swapped");
-    if state().unwrap()["outlives_daemon"] == false {
-        println!("before Linux 6.4 a killed daemon's pages are lost: nothing was tried");
-        return drop(run.finish());
-    }
+    let Some(run) = outliving(&options) else { return };
     let mut noise = Noise::new(11);
     for kill in 0..kills {
         let daemon = process_of("daemon");
@@ -84,7 +75,7 @@ fn a_killed_daemon_is_replaced_and_no_page_is_lost() {
 #[test]
 fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
     let Some(machine) = Machine::take() else { return };
-    let Some(run) = outliving(10) else { return };
+    let Some(run) = outliving(&LIMITS) else { return };
     // From now on no daemon can get the memory that it needs.
     let limit = |role: &str, bytes: &str| {
         let (pid, bytes) = (process_of(role).to_string(), format!("--as={bytes}"));
@@ -117,7 +108,7 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
 #[test]
 fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_down() {
     let Some(machine) = Machine::take() else { return };
-    let Some(run) = outliving(10) else { return };
+    let Some(run) = outliving(&LIMITS) else { return };
     let folder = run.mount();
     let unmounted = Command::new("umount").arg("--lazy").arg(&folder).status().unwrap();
     assert!(unmounted.success());
@@ -174,7 +165,7 @@ fn another_version_goes_on_and_no_request_fails() {
     let none = upgrade(&copy);
     assert_eq!(none.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&none.stderr).contains("none is running"), "{none:?}");
-    let Some(run) = outliving(8) else { return };
+    let Some(run) = outliving(&LIMITS) else { return };
     let mut descriptors = Vec::new();
     // Several upgrades in both directions: keeper and daemon notice each other's end in varying
     // order.
@@ -198,7 +189,7 @@ fn another_version_goes_on_and_no_request_fails() {
 #[test]
 fn a_keeper_killed_while_another_version_is_to_go_on_loses_nothing() {
     let Some(machine) = Machine::take() else { return };
-    let Some(run) = outliving(12) else { return };
+    let Some(run) = outliving(&LIMITS) else { return };
     let mut noise = Noise::new(5);
     for _ in 0..16 {
         let keeper = process_of("keeper");
@@ -259,7 +250,7 @@ fn a_killed_run_is_cleaned_up_by_the_keeper() {
 #[test]
 fn a_killed_keeper_is_replaced_and_nobody_notices() {
     let Some(machine) = Machine::take() else { return };
-    let run = churning(16);
+    let run = churning(&LIMITS);
     // A run that is stopped for longer than a keeper waits for a run to reconnect.
     run.signal(libc::SIGSTOP);
     for _ in 0..3 {
