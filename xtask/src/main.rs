@@ -1,8 +1,8 @@
 //! Chores of this repository. `cargo run -p xtask -- docs` writes the generated documents. `tidy`
 //! checks that they are fresh and that the house rules hold; `words` lists sentences that break
 //! STYLE.md. `install` installs the C library and, on request, everything else. `dist` makes
-//! packages, `vm` runs tests in virtual machines, `roots` runs them with other C libraries, and
-//! `cross` builds for aarch64.
+//! packages, `tests` runs all tests, `vm` runs them in virtual machines, `roots` with other C
+//! libraries, and `cross` builds for aarch64.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod dist;
 mod docs;
 mod header;
 mod install;
+mod lanes;
 mod manual;
 mod portable;
 mod release;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         Some("docs") => docs::write(root),
         Some("tidy") => tidy::check(root),
         Some("words") => tidy::words(root, std::env::args().skip(2)),
+        Some("tests") => lanes::run(root),
         Some("vm") => vm::run(root, std::env::args().skip(2)),
         Some("roots") => roots::run(root, std::env::args().skip(2)),
         Some("cross") => cross::run(root, std::env::args().skip(2)),
@@ -76,7 +78,7 @@ fn main() -> ExitCode {
         Some("install") => install::run(root, std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "usage: cargo run -p xtask -- docs|tidy|words|vm|roots|cross|dist|install [--prefix DIR] [--destdir DIR]"
+                "usage: cargo run -p xtask -- docs|tidy|words|tests|vm|roots|cross|dist|install [--prefix DIR] [--destdir DIR]"
             );
             ExitCode::from(2)
         }
