@@ -40,6 +40,15 @@ proptest! {
     ) {
         run(&bytes, true);
     }
+}
+
+/// Long sequences: `UZSWAP_FULL=1` has more.
+fn cases() -> u32 {
+    if std::env::var_os("UZSWAP_FULL").is_some() { 100 } else { 6 }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     #[test]
     fn long_sequences(bytes in prop::collection::vec(any::<u8>(), 20_000..60_000)) {

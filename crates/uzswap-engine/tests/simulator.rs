@@ -3,7 +3,7 @@
 //! the same history.
 //!
 //! ```text
-//! UZSWAP_SIMULATE_SECONDS=3600    how long; 30 without
+//! UZSWAP_SIMULATE_SECONDS=3600    how long; 10 without
 //! UZSWAP_SIMULATE_SEED=0x12       that history alone
 //! ```
 //! Rules: a load returns the page that was last stored. It may return an error if the copy was
@@ -507,7 +507,7 @@ fn any_history_with_a_store_gives_back_what_was_stored_or_an_error() {
 /// Tries seeds with these bits for a while.
 fn try_seeds(bits: u64) {
     let asked = number("UZSWAP_SIMULATE_SECONDS");
-    let seconds = asked.unwrap_or(30);
+    let seconds = asked.unwrap_or(10);
     let start = Instant::now();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     // The short run shows the effect of a change: the same histories each time. The long form of

@@ -114,7 +114,7 @@ fn pager(means: Means, memory: &str) -> Pager {
 }
 
 fn seconds() -> u64 {
-    if std::env::var_os("UZSWAP_FULL").is_some() { 150 } else { 3 }
+    if std::env::var_os("UZSWAP_FULL").is_some() { 30 } else { 1 }
 }
 
 #[test]
