@@ -37,11 +37,9 @@ pub fn on_call(call: &mut Call) -> Outcome {
     if is_left && !is_kept(call.number as c_long) {
         return Outcome::Bare;
     }
-    // A thread that serves a fault holds pages and locks of ours. It may wait for no other lock,
-    // and its memory is not the program's.
-    let is_inside = crate::is_inside() || fault_signals::is_on_own_stack();
-    let is_pagers = is_pager_thread();
-    let agent = AGENT.get().filter(|_| !is_inside && !is_pagers);
+    let serves_fault = fault_signals::is_on_own_stack();
+    let is_ours = crate::is_inside() || is_pager_thread();
+    let agent = AGENT.get().filter(|_| !serves_fault && !is_ours);
     if agent.is_some() && !is_left {
         stacks::arm();
     }
@@ -50,12 +48,14 @@ pub fn on_call(call: &mut Call) -> Outcome {
         // signals are unblocked.
         return processes::mask(agent, call);
     }
-    if is_inside {
+    if serves_fault {
+        // The thread holds pages and locks of ours. It may wait for no other lock, and its memory
+        // is not the program's.
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
-    if is_pagers {
-        return on_pagers_call(agent, call);
+    if is_ours {
+        return in_our_code(agent, call);
     }
     if matches!(call.number as c_long, libc::SYS_execve | libc::SYS_execveat) {
         // A child of `vfork` shares its parent's thread variables, and never comes back from this
@@ -89,10 +89,13 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// A call of a pager's thread. It brings no page in, because the thread might wait for a lock that
-/// it holds itself. An unused argument of the call may be an address of the program's by chance.
-/// But the C library may make such a thread trim the heap, which is the program's.
-fn on_pagers_call(agent: &Agent, call: &mut Call) -> Outcome {
+/// A call that the C library makes for our code, whose own calls are not replaced. Such a call
+/// brings no page in, because the thread might wait for a lock that it holds itself. An unused
+/// argument of the call may be an address of the program's by chance. But the C library asks the
+/// program's allocator for memory when we start a thread. The allocator may then map, drop or trim
+/// memory of the program's. The thread does not hold the layout's lock: no code under that lock
+/// starts a thread.
+fn in_our_code(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_brk => own(agent, call),
         libc::SYS_mprotect | libc::SYS_madvise => own(agent, call),

@@ -246,8 +246,8 @@ fn a_program_with_a_sanitizer_is_left_alone_and_keeps_its_allocator() {
     assert!(said.contains("built with a sanitizer") && said.contains("of 1 it could not be"));
 }
 
-/// The program's own allocator, which the C library uses too. It allocates while it holds its lock:
-/// 48 MiB, in a thread and in a fork.
+/// The program's own allocator, which the C library uses too. It maps memory while it holds its
+/// lock.
 const ALLOCATOR: &str = r#"
 #include <errno.h>
 #include <pthread.h>
@@ -259,7 +259,9 @@ const ALLOCATOR: &str = r#"
 enum { CHUNK = 4 << 20 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *free_from, *free_to;
+static void asked(void);
 void *malloc(size_t bytes) {
+    asked();
     bytes = (bytes + 31) & ~(size_t)15;
     pthread_mutex_lock(&lock);
     if (free_to - free_from < (long)bytes) {
@@ -287,6 +289,11 @@ void *aligned_alloc(size_t by, size_t bytes) {
     void *at;
     return posix_memalign(&at, by, bytes), at;
 }
+"#;
+
+/// 48 MiB, in a thread and in a fork.
+const FILLS: &str = r#"
+static void asked(void) {}
 static void *fill(void *sum) {
     static char *blocks[48 * 16];
     for (int i = 0; i < 48 * 16; i++) {
@@ -312,7 +319,47 @@ int main(void) {
 #[test]
 fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    compile(folder.path(), ALLOCATOR, &["-pthread", "-fno-builtin"]);
+    compile(folder.path(), &format!("{ALLOCATOR}{FILLS}"), &["-pthread", "-fno-builtin"]);
+    compare(folder.path(), &["32M"], &["timeout", "120", "HERE/program"]);
+}
+
+/// Gives 64 KiB of present memory back in any thread that asks for memory, as jemalloc does. In a
+/// fork the first ones to ask are our threads, and the thread that starts them.
+const GIVES_BACK: &str = r#"
+enum { PAGE = 4096, PAGES = 12288, RECENT = 1024, EACH = 16 };
+static char *pages;
+static int given;
+static void asked(void) {
+    int at = pages ? __atomic_fetch_add(&given, EACH, __ATOMIC_SEQ_CST) : RECENT;
+    if (at < RECENT) madvise(pages + at * PAGE, EACH * PAGE, MADV_DONTNEED);
+}
+static int check(char *memory) {
+    usleep(500000);
+    int most = given < RECENT ? given : RECENT;
+    madvise(memory, PAGES * (long)PAGE, MADV_PAGEOUT);
+    for (long i = 0; i < PAGES * (long)PAGE; i += PAGE - 1)
+        if (memory[i] != (i / PAGE < most ? 0 : i / PAGE % 100 + 1)) return 1;
+    return 0;
+}
+int main(void) {
+    long bytes = PAGES * (long)PAGE;
+    char *memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (int turn = 0; turn < 2; turn++)
+        for (long i = 0; i < PAGES; i++) memset(memory + i * PAGE, i % 100 + 1, PAGE);
+    for (long i = 0; i < RECENT; i++) memory[i * PAGE]++, memory[i * PAGE]--;
+    int status = 0;
+    pages = memory;
+    if (!fork()) _exit(check(memory));
+    wait(&status);
+    printf("%d\n", status);
+    return 0;
+}
+"#;
+
+#[test]
+fn an_allocator_may_give_memory_back_in_our_threads() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), &format!("{ALLOCATOR}{GIVES_BACK}"), &["-pthread", "-fno-builtin"]);
     compare(folder.path(), &["32M"], &["timeout", "120", "HERE/program"]);
 }
 
