@@ -10,6 +10,7 @@ use crate::{asked, front, reserved, thread_locals};
 use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use uzswap_tree::devices;
@@ -143,11 +144,28 @@ fn refuse() -> *mut c_void {
 
 /// True if the program, or one of its libraries, has an allocator of its own.
 pub fn has_own_allocator() -> bool {
-    let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
+    let is_ours =
+        |at: &usize| (&raw const __ehdr_start as usize..&raw const _end as usize).contains(at);
     // SAFETY: a name; nothing is called.
-    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, MALLOC.name.as_ptr()) } as usize;
-    let is_ours = (&raw const __ehdr_start as usize..&raw const _end as usize).contains(&first);
-    !is_ours || MALLOC.get(of_libc) != of_libc
+    let first = |next: &Next| unsafe { libc::dlsym(libc::RTLD_DEFAULT, next.name.as_ptr()) };
+    let all = [&MALLOC, &CALLOC, &REALLOC].into_iter().map(|next| first(next) as usize);
+    let found = all.into_iter().find(|at| is_ours(at) || !is_jump(*at));
+    let of_libc = __libc_malloc as unsafe extern "C" fn(usize) -> *mut c_void as usize;
+    !found.is_some_and(|at| is_ours(&at)) || MALLOC.get(of_libc) != of_libc
+}
+
+/// True if this is a program's jump to a library's function. If a program that is linked for fixed
+/// addresses uses the function's address, that is the jump's: its symbol is undefined, and has a
+/// value nevertheless. So in Debian's Python `malloc` seems to be the program's own.
+fn is_jump(at: usize) -> bool {
+    const WANTS_SYMBOL: c_int = 1;
+    let (mut found, mut symbol) = (MaybeUninit::<libc::Dl_info>::uninit(), ptr::null_mut());
+    // SAFETY: both are written. The symbol, if there is one, stays as long as its file.
+    unsafe {
+        let address = ptr::with_exposed_provenance(at);
+        libc::dladdr1(address, found.as_mut_ptr(), &raw mut symbol, WANTS_SYMBOL) != 0
+            && symbol.cast::<libc::Elf64_Sym>().as_ref().is_some_and(|symbol| symbol.st_shndx == 0)
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -88,12 +88,70 @@ int main(void) {
 }
 "#;
 
+const SMALL_AND_GROWN: &str = "1 0 1\n1 1 3\n";
+
 #[test]
 fn a_small_program_has_neither_the_agent_nor_a_thread() {
     let folder = folder(SIZES, "");
     let output = run(folder.path(), "1G", &["./program"]);
     said(&output);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0 1\n1 1 3\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), SMALL_AND_GROWN);
+}
+
+/// Uses the allocator's functions by their addresses.
+const ADDRESSES: &str = r#"
+#include <stdlib.h>
+void *(*by_address[])(size_t) = { malloc };
+void (*other)(void *) = free;
+"#;
+
+#[test]
+fn a_program_for_fixed_addresses_that_uses_those_of_the_allocator_has_none_of_its_own() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), &format!("{ADDRESSES}{SIZES}"), &["-no-pie", "-fno-pie"]);
+    let output = run(folder.path(), "1G", &["./program"]);
+    said(&output);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), SMALL_AND_GROWN);
+    // Debian's Python is such a program.
+    let read = "print('libuzswap_agent' in open('/proc/self/maps').read())";
+    let output = run(folder.path(), "1G", &["/usr/bin/python3", "-I", "-c", read]);
+    said(&output);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "False\n");
+}
+
+/// An allocator in a library, of functions that are enough for the program below.
+const IN_LIBRARY: &str = r#"
+#include <stddef.h>
+#include <string.h>
+void *malloc(size_t bytes) {
+    static char memory[1 << 20];
+    static size_t used;
+    return used += (bytes + 15) & -16ul, memory + used - ((bytes + 15) & -16ul);
+}
+void free(void *block) {}
+void *calloc(size_t count, size_t each) { return memset(malloc(count * each), 0, count * each); }
+void *realloc(void *block, size_t bytes) { return memcpy(malloc(bytes), block, bytes); }
+"#;
+
+#[test]
+fn a_librarys_allocator_is_found_beside_such_a_program() {
+    let text = r#"
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+void *(*by_address[])(size_t) = { malloc };
+int main(void) {
+    static char maps[1 << 16];
+    int file = open("/proc/self/maps", O_RDONLY);
+    for (long at = 0, got; (got = read(file, maps + at, sizeof maps - 1 - at)) > 0; at += got) {}
+    return !strstr(maps, "libuzswap_agent.so");
+}
+"#;
+    let folder = folder("int main(void) {}", IN_LIBRARY);
+    let options = ["-no-pie", "-fno-pie", "-Wl,-rpath,.", "-Wl,--no-as-needed", "library.so"];
+    compile(folder.path(), text, &options);
+    said(&run(folder.path(), "1G", &["./program"]));
 }
 
 /// Processes in which a thread forks all the time; the children load a library. Another thread
