@@ -4,6 +4,7 @@
 //! 30 to 40 microseconds, as much as the rest of this library. Most programs that have asked for 4
 //! MiB have freed most of it; a small heap of the C library shows that for free.
 
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use uzswap_tree::front::{Front, QUEUED_LEAST};
@@ -60,22 +61,7 @@ pub struct MemoryUse {
 pub fn memory() -> MemoryUse {
     const PAGE_BYTES: u64 = 4096;
     let mut text = [0_u8; 128];
-    // SAFETY: a name; the content and the description fit in the given places. Another thread of
-    // the program may close all descriptors at this moment, and open a file of its own under this
-    // number. `pread` does not move that file's position, and `fstatfs` keeps us from closing it.
-    let read = unsafe {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        let file = libc::open(c"/proc/thread-self/statm".as_ptr(), flags);
-        let read = libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0);
-        let mut system = MaybeUninit::<libc::statfs>::zeroed();
-        if libc::fstatfs(file, system.as_mut_ptr()) == 0
-            && system.assume_init().f_type == libc::PROC_SUPER_MAGIC
-        {
-            libc::close(file);
-        }
-        read
-    };
-    let text = text.get(..read.max(0) as usize).unwrap_or_default();
+    let text = read(c"/proc/thread-self/statm", &mut text);
     // The second number is the resident memory, the third the shared part of it, the sixth all
     // private memory that may be written.
     let mut numbers = text.split(|byte| *byte == b' ').skip(1).map(|digits| {
@@ -88,4 +74,32 @@ pub fn memory() -> MemoryUse {
     let (resident, shared, _, _, usable) = (next(), next(), next(), next(), next());
     let used = resident.saturating_sub(shared).wrapping_mul(PAGE_BYTES);
     MemoryUse { used, usable: usable.wrapping_mul(PAGE_BYTES) }
+}
+
+/// True if another process traces this thread.
+pub fn is_traced() -> bool {
+    const NAME: &[u8] = b"TracerPid:\t";
+    let mut text = [0_u8; 512];
+    let text = read(c"/proc/thread-self/status", &mut text);
+    let number = text.windows(NAME.len() + 1).find_map(|bytes| bytes.strip_prefix(NAME));
+    number.is_some_and(|first| first != b"0")
+}
+
+/// The start of a file of the kernel's; nothing if it cannot be read.
+fn read<'a>(name: &CStr, text: &'a mut [u8]) -> &'a [u8] {
+    // SAFETY: a name; the content and the description fit in the given places. Another thread of
+    // the program may close all descriptors at this moment, and open a file of its own under this
+    // number. `pread` does not move that file's position, and `fstatfs` keeps us from closing it.
+    let read = unsafe {
+        let file = libc::open(name.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
+        let read = libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0);
+        let mut system = MaybeUninit::<libc::statfs>::zeroed();
+        if libc::fstatfs(file, system.as_mut_ptr()) == 0
+            && system.assume_init().f_type == libc::PROC_SUPER_MAGIC
+        {
+            libc::close(file);
+        }
+        read
+    };
+    text.get(..read.max(0) as usize).unwrap_or_default()
 }

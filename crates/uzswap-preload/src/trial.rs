@@ -6,8 +6,12 @@
 //! it earlier. Our call would end such a program. So a child loads the agent first. The child has
 //! the same memory, and this process has one thread. So loading the agent ends in the same way
 //! here.
+//!
+//! The kernel reports such a child to a tracer as a thread. A debugger then takes both memories for
+//! one, and the child runs into breakpoints. So no tracer gets the child, and a traced program is
+//! not tried: the agent would leave it alone.
 
-use crate::loading;
+use crate::{counted, loading};
 use libc::{c_int, c_long, pid_t};
 use std::ptr;
 
@@ -22,11 +26,14 @@ unsafe extern "C" {
 /// Loads the agent, and starts a thread, in a child. The error is the reason not to load the agent
 /// in this process.
 pub fn load() -> Result<(), &'static [u8]> {
+    if counted::is_traced() {
+        return Err(b"a debugger traces it, which would see our faults as its own");
+    }
     // The child's end raises no signal, and only a wait that asks for such children (`__WALL`)
     // reaps it. The system call is made directly, since the C library would run its fork handlers.
-    let no_signal: c_long = 0;
+    let without_signal = c_long::from(libc::CLONE_UNTRACED);
     // SAFETY: the call takes numbers and no addresses: the child continues right here.
-    let child = unsafe { libc::syscall(libc::SYS_clone, no_signal, 0, 0, 0, 0) } as pid_t;
+    let child = unsafe { libc::syscall(libc::SYS_clone, without_signal, 0, 0, 0, 0) } as pid_t;
     match child {
         0 => be_child(),
         1.. if has_ended_well(child) => Ok(()),

@@ -384,3 +384,61 @@ fn libraries_that_may_not_be_executed_are_named() {
     "#;
     check(&in_namespace(folder.path(), script), "mounted noexec");
 }
+
+/// Traces a command as a debugger does, and prints how many threads it has seen begin.
+const TRACER: &str = r#"
+#include <signal.h>
+#include <stdio.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    int status, threads = 0;
+    pid_t one = fork();
+    if (!one) {
+        ptrace(PTRACE_TRACEME, 0, 0, 0);
+        raise(SIGSTOP);
+        return execv(words[1], words + 1);
+    }
+    waitpid(one, &status, 0);
+    ptrace(PTRACE_SETOPTIONS, one, 0, PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK);
+    for (ptrace(PTRACE_CONT, one, 0, 0); (one = waitpid(-1, &status, __WALL)) > 0;) {
+        int signal = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+        threads += status >> 16 != 0;
+        int is_ours = signal == SIGTRAP || signal == SIGSTOP;
+        if (signal) ptrace(PTRACE_CONT, one, 0, is_ours ? 0 : signal);
+        else if (WIFEXITED(status)) count = WEXITSTATUS(status);
+    }
+    printf("%d\n", threads);
+    return count;
+}
+"#;
+
+/// A program with an allocator of its own.
+const OWN_ALLOCATOR: &str = r#"
+#include <string.h>
+#include <unistd.h>
+static char memory[1 << 20], *at = memory;
+void *malloc(size_t bytes) { return at += (bytes + 15) & -16ul, at - ((bytes + 15) & -16ul); }
+void free(void *block) {}
+void *calloc(size_t count, size_t each) { return malloc(count * each); }
+void *realloc(void *block, size_t bytes) { return memmove(malloc(bytes), block, bytes); }
+int main(void) { return write(1, "hello\n", 6) + 1; }
+"#;
+
+#[test]
+fn a_debugger_sees_no_threads_of_ours_in_a_program_with_its_own_allocator() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), TRACER, &[]);
+    fs::rename(folder.path().join("program"), folder.path().join("tracer")).unwrap();
+    compile(folder.path(), OWN_ALLOCATOR, &["-fno-builtin"]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(RUN);
+    command.args(["tracer", "program"].map(|name| folder.path().join(name)));
+    let output = command.output().unwrap();
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(7), "{said:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n0\n", "{said:?}");
+    let reason = "a debugger traces it, which would see our faults as its own";
+    assert_eq!(said.iter().filter(|line| line.contains(reason)).count(), 1, "{said:?}");
+}
