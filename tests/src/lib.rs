@@ -24,14 +24,10 @@ use uzswap_sys::process;
 /// minutes were too few.
 const MOMENT: Duration = Duration::from_secs(8 * 60);
 
-/// A program of this workspace, built with the same profile as this test. If UZSWAP_TEST_PROGRAMS
-/// is set, the program in that folder: `xtask roots` puts the published one there.
+/// A program of this workspace, built with the same profile as this test.
 pub fn program(name: &str) -> PathBuf {
-    let given = std::env::var_os("UZSWAP_TEST_PROGRAMS").map(PathBuf::from);
-    let folder = given.unwrap_or_else(|| {
-        let test = std::env::current_exe().expect("the path of this test");
-        test.ancestors().nth(2).expect("target/<profile>/deps/<test>").to_owned()
-    });
+    let test = std::env::current_exe().expect("the path of this test");
+    let folder = test.ancestors().nth(2).expect("target/<profile>/deps/<test>");
     let path = folder.join(name);
     assert!(path.exists(), "{} is not built: cargo build --workspace", path.display());
     path

@@ -149,6 +149,13 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
     Ok(Built { program, libraries, sysroot })
 }
 
+/// A cargo command that builds in the repository for this processor, against the old C library.
+pub fn cargo(root: &Path, target: &Path) -> Result<Command> {
+    let mut command = Sysroot::new(target, &X86)?.cargo();
+    command.current_dir(root).env("CARGO_BUILD_TARGET", X86.target());
+    Ok(command)
+}
+
 /// The profiles of the program and of the libraries.
 fn profiles(dist: &Dist) -> (&'static str, &'static str) {
     if dist.is_quick { ("quick", "quick") } else { ("release", "library") }

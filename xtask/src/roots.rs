@@ -3,17 +3,15 @@
 //!
 //! ```text
 //! root      made once by mmdebstrap, below target/roots
-//! programs  the tests, as they are built here
+//! programs  the tests, built for the oldest root
 //! job       their names, run in the root, in namespaces of its own for mounts and processes
 //! ```
-//! The tests need the C library that they were built with. In a root with an older one, this
-//! machine's dynamic linker and libraries start them. The tests then run the published program:
-//! that of the newest tarball of `xtask dist` ([`installed`]).
+//! Tests, and all programs that they start, are linked with the C library of the oldest root. So
+//! they start in every root, and use its own C library.
 //!
 //! Mounts are made only in these namespaces, so a killed run leaves none.
 
-use crate::portable::MIRROR;
-use crate::vm::Lab;
+use crate::portable::{self, MIRROR};
 use crate::vm::job::{self, Ended, Job, Programs, Reader};
 use crate::vm::matrix::{DOCUMENT, is_wanted, split, today};
 use crate::vm::processor::Processor;
@@ -68,10 +66,8 @@ const HEAD: &str = "
 The tests of in-process in other user spaces, on one kernel. Written by
 `cargo run -p xtask -- roots --matrix`; with `--matrix=debian12,debian13/musl` only the rows that
 have these words are run and replaced. A root is made by mmdebstrap, and entered by root in
-namespaces of its own; programs run as user 65534 without capabilities. The tests run this
-repository's build, but in `debian11`: its C library is older than that of this machine. There this
-machine's dynamic linker starts the tests. They run the program and libraries of the newest tarball
-(`cargo run -p xtask -- dist --only tarball`), which is built for glibc 2.28.
+namespaces of its own; programs run as user 65534 without capabilities. All roots run one build of
+this repository, which is linked with the C library of Debian 11 (`xtask/src/portable.rs`).
 
 *in-process*: `taken_over`, `in_process`, `habits`, `unmanaged`, `seen` and `preload`. *programs*:
 Python, Perl, SQLite, `sort`, and gcc under make, in a half and a quarter of their memory.
@@ -110,7 +106,7 @@ fn one(folders: &Folders, name: &str, tests: &[String]) -> Result<bool> {
     let suite = ROOTS.iter().find(|root| root.0 == name).map(|root| root.1);
     let suite = suite.ok_or_else(|| format!("there is no root '{name}'; see --help"))?;
     let root = make(folders, name, suite)?;
-    let outcome = enter(folders, &root, &build(folders)?, tests, Vec::new())?;
+    let outcome = enter(folders, &root, &build(folders)?, tests, &[])?;
     println!("roots: {name}: {}", job::count(&outcome.tests));
     Ok(outcome.passed())
 }
@@ -133,8 +129,8 @@ fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
             // Without this, the second test would leave its programs out.
             let is_full = (tests == PROGRAMS).then(|| "UZSWAP_FULL=1".to_owned());
             let tests: Vec<_> = tests.iter().map(|test| (*test).to_owned()).collect();
-            let environment = is_full.into_iter().collect();
-            let outcome = enter(folders, &root, &programs, &tests, environment)?;
+            let environment: Vec<_> = is_full.into_iter().collect();
+            let outcome = enter(folders, &root, &programs, &tests, &environment)?;
             passed &= outcome.passed();
             let (library, count) = (library(&root, is_musl)?, job::count(&outcome.tests));
             println!("roots: {name}, {tests_name}: {count}");
@@ -150,87 +146,25 @@ fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
     Ok(passed)
 }
 
-/// Builds the test programs like `./check`. They start in roots whose C library is not older.
+/// Builds the workspace and its tests against the C library of the oldest root, so that they start
+/// in every root.
 fn build(folders: &Folders) -> Result<Programs> {
-    let (root, folder) = (folders.repository.clone(), folders.target.join("lab"));
-    job::build(&Lab { root, folder }, Processor::X86)
+    job::build(|| portable::cargo(&folders.repository, &folders.target), Processor::X86)
 }
 
-/// True for a root whose C library is older than this machine's.
-fn is_older(root: &Path) -> Result<bool> {
-    let own = output(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
-    Ok(version(&library(root, false)?) < version(&own))
+/// The file of a root that lists its packages.
+const LIST: &str = "etc/uzswap-packages";
+
+/// True if the root exists and has all packages. A test whose program is missing would fail there.
+fn is_complete(root: &Path) -> bool {
+    fs::read_to_string(root.join(LIST)).is_ok_and(|list| list == PACKAGES)
 }
 
-/// The installed published program, and the command prefix that starts tests beside it.
-struct Installed {
-    /// The folder with the program, its libraries, and the programs that tests start.
-    folder: PathBuf,
-    /// The command that starts a test with this machine's C library.
-    linker: Vec<String>,
-}
-
-/// Unpacks the newest tarball of `xtask dist`, and copies the libraries that tests need.
-fn installed(folders: &Folders, programs: &Programs) -> Result<Installed> {
-    let folder = folders.target.join("roots/installed");
-    let (unpacked, linker) = (folder.join("unpacked"), folder.join("linker"));
-    // Remains of the last run; the folder may not exist.
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&unpacked)?;
-    fs::create_dir_all(&linker)?;
-    let tarball = newest_tarball(&folders.target.join("dist"))?;
-    println!("roots: with {}", tarball.display());
-    let mut tar = Command::new("tar");
-    tar.arg("-xzf").arg(tarball).arg("--strip-components=1").arg("-C").arg(&unpacked);
-    output(&mut tar)?;
-    let test = programs.values().next().ok_or("there are no tests")?;
-    let built = test.ancestors().nth(2).ok_or("a test in no folder")?;
-    let own = TEST_PROGRAMS.iter().map(|name| built.join(name));
-    let published = PUBLISHED.iter().map(|name| unpacked.join(name));
-    for file in published.chain(own) {
-        fs::copy(&file, folder.join(file.file_name().ok_or("a file without a name")?))?;
-    }
-    // ldd prints each test's name, and below it `NAME => PATH (ADDRESS)`, and the linker's path
-    // alone.
-    let needed = output(Command::new("ldd").args(programs.values()))?;
-    for line in needed.lines().filter(|line| line.starts_with('\t')) {
-        let path = line.split_whitespace().find(|word| word.starts_with('/')).map(Path::new);
-        if let Some((path, name)) = path.and_then(|path| Some((path, path.file_name()?))) {
-            fs::copy(path, linker.join(name))?;
-        }
-    }
-    let (start, folder_of_libraries) = (linker.join(LINKER), linker.display().to_string());
-    let linker =
-        vec![start.display().to_string(), "--library-path".to_owned(), folder_of_libraries];
-    Ok(Installed { folder, linker })
-}
-
-/// The dynamic linker's file.
-const LINKER: &str = "ld-linux-x86-64.so.2";
-/// The used files of the tarball.
-const PUBLISHED: [&str; 3] =
-    ["bin/uzswap", "lib/uzswap/libuzswap_preload.so", "lib/uzswap/libuzswap_agent.so"];
-/// Programs that tests start, beside those.
-const TEST_PROGRAMS: [&str; 2] = ["absent", "torture"];
-
-fn newest_tarball(folder: &Path) -> Result<PathBuf> {
-    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
-    let tarballs = files.filter(|file| file.to_string_lossy().ends_with("-x86_64-linux.tar.gz"));
-    let newest = tarballs.max_by_key(|file| file.metadata().and_then(|it| it.modified()).ok());
-    newest.ok_or_else(|| "make it first: cargo run -p xtask -- dist --only tarball".into())
-}
-
-/// The numbers of a version such as `glibc 2.31`.
-fn version(text: &str) -> Vec<u32> {
-    let numbers = text.trim().rsplit(' ').next().unwrap_or_default().split('.');
-    numbers.filter_map(|number| number.parse().ok()).collect()
-}
-
-/// The root with this name. It is made only once. (The tests of installed files use roots with
-/// other packages, which are named after suites.)
+/// The root with this name. It is made once for a list of packages. (The tests of installed files
+/// use roots with other packages, which are named after suites.)
 fn make(folders: &Folders, name: &str, suite: &str) -> Result<PathBuf> {
     let root = folders.target.join("roots").join(name);
-    if !root.exists() {
+    if !is_complete(&root) {
         println!("roots: making {name}, Debian's {suite}");
         let fresh = root.with_extension("new");
         // An interrupted run begins again. The folder may not exist.
@@ -243,6 +177,9 @@ fn make(folders: &Folders, name: &str, suite: &str) -> Result<PathBuf> {
         output(make.arg(&fresh).arg(MIRROR)).map_err(|error| {
             format!("{error}; it needs root, mmdebstrap, and a way to Debian's packages")
         })?;
+        fs::write(fresh.join(LIST), PACKAGES)?;
+        // There may be an older root, with other packages.
+        let _ = fs::remove_dir_all(&root);
         fs::rename(fresh, &root)?;
     }
     Ok(root)
@@ -299,20 +236,15 @@ fn enter(
     root: &Path,
     programs: &Programs,
     tests: &[String],
-    mut environment: Vec<String>,
+    environment: &[String],
 ) -> Result<RootOutcome> {
-    let mut job = Job::new(programs, tests)?;
-    if is_older(root)? {
-        let Installed { folder, linker } = installed(folders, programs)?;
-        environment.push(format!("UZSWAP_TEST_PROGRAMS={}", folder.display()));
-        job = job.started_by(&linker);
-    }
+    let job = Job::new(programs, tests)?;
     // When this process ends, the kernel kills `unshare`, and then `unshare`'s child.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", "--pid"]);
     command.args(["--fork", "--kill-child", "sh", "-ec", ENTER, "sh"]);
     command.args([root, &folders.repository, &folders.target]);
-    command.arg(PATIENCE).arg(job.steps(&environment));
+    command.arg(PATIENCE).arg(job.steps(environment));
     command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("setpriv: {error}"))?;
     let output = child.stdout.take().ok_or("no output of the job")?;
@@ -353,6 +285,17 @@ fn read(text: &str) -> Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_root_with_an_earlier_list_of_packages_is_made_again() {
+        let root = tempfile::tempdir().unwrap();
+        assert!(!is_complete(root.path()));
+        fs::create_dir(root.path().join("etc")).unwrap();
+        for (list, expected) in [(PACKAGES, true), ("gcc,libc6-dev", false)] {
+            fs::write(root.path().join(LIST), list).unwrap();
+            assert_eq!(is_complete(root.path()), expected);
+        }
+    }
 
     #[test]
     fn the_two_tables_of_the_document_are_kept_apart() {

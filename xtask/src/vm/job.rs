@@ -1,22 +1,21 @@
 //! The job of a guest: test programs of this workspace, and a reader of their output.
 
+use super::Result;
 use super::processor::Processor;
-use super::{Lab, Result};
-use crate::cross;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// Test programs. End-to-end tests are named by their targets, others by crate and target, as
 /// `region/torture`.
 pub type Programs = BTreeMap<String, PathBuf>;
 
-/// Builds the programs for guests with this processor. For this machine's processor, builds the
-/// workspace and its tests like `./check`.
-pub fn build(lab: &Lab, processor: Processor) -> Result<Programs> {
+/// Builds the programs for systems with this processor, each time by a command of cargo's. For this
+/// machine's processor, builds the workspace and its tests like `./check`.
+pub fn build(cargo: impl Fn() -> Result<Command>, processor: Processor) -> Result<Programs> {
     let mut programs = Programs::new();
     for arguments in processor.builds() {
-        let output = cross::cargo(&lab.root)
+        let output = cargo()?
             .args(*arguments)
             .args(["--quiet", "--message-format=json"])
             .stderr(Stdio::inherit())
@@ -106,14 +105,6 @@ impl Job {
         Ok(Self { steps: tests.iter().map(step).collect::<Result<_>>()? })
     }
 
-    /// Starts each program by another command, which gets the program's path and arguments.
-    pub fn started_by(mut self, words: &[String]) -> Self {
-        for step in &mut self.steps {
-            step.words.splice(..0, words.iter().cloned());
-        }
-        self
-    }
-
     /// The script of the job in a guest. It reports over the second serial line. During a shutdown
     /// it starts no program, since the host's files may be gone.
     pub fn script(&self, environment: &[String], line: &str) -> String {
@@ -150,6 +141,10 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
+/// The end of the line by which a slow test says that it does nothing (`is_slow_and_skipped`).
+/// Other such lines are about a part of a test.
+const SLOW: &str = "`./check --full` runs it";
+
 /// The end of a test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
@@ -177,6 +172,8 @@ pub struct Reader {
     /// True if the job was completed.
     pub is_done: bool,
     step: String,
+    /// The test whose result comes next.
+    test: String,
     failed: bool,
     /// Tests of the current step that have ended.
     ran: usize,
@@ -189,6 +186,7 @@ impl Reader {
         } else if let Some(name) = line.strip_prefix("::test ") {
             name.clone_into(&mut self.step);
             (self.failed, self.ran) = (false, 0);
+            self.test.clear();
         } else if let Some(rest) = line.strip_prefix("::end ") {
             let passed = rest.ends_with(" 0");
             let is_program = self.step != COMMAND;
@@ -203,13 +201,25 @@ impl Reader {
         } else if let Some((name, result)) =
             line.strip_prefix("test ").and_then(|test| test.split_once(" ... "))
         {
-            let passed = result.ends_with("ok");
-            if passed || result.ends_with("FAILED") {
-                self.failed |= !passed;
-                self.ran += 1;
-                let name = format!("{}{name}", self.target());
-                self.tests.push(Ended { name, passed });
+            name.clone_into(&mut self.test);
+            if result.starts_with("skipped: ") && result.ends_with(SLOW) {
+                self.test.clear();
             }
+            self.result(result);
+        } else if ["ok", "FAILED"].contains(&line) {
+            // A program that the test started has printed lines before the result.
+            self.result(line);
+        }
+    }
+
+    /// Notes the current test's result, if the text ends with one.
+    fn result(&mut self, text: &str) {
+        let passed = text.ends_with("ok");
+        if (passed || text.ends_with("FAILED")) && !self.test.is_empty() {
+            self.failed |= !passed;
+            self.ran += 1;
+            let name = format!("{}{}", self.target(), std::mem::take(&mut self.test));
+            self.tests.push(Ended { name, passed });
         }
     }
 
@@ -234,6 +244,16 @@ mod tests {
             reader.tests.iter().map(|test| (test.name.as_str(), test.passed)).collect();
         assert_eq!(tests, [("run::a", true), ("run::b", false), ("sh", true), ("data", false)]);
         assert!(reader.is_done && reader.release.as_deref() == Some("6.12"));
+    }
+
+    #[test]
+    fn lines_before_a_result_do_not_hide_it_and_a_skipped_test_is_not_counted() {
+        let mut reader = Reader::default();
+        let text = "::test data\ntest a ... a warning\n  of two lines\nok\ntest b ... \nFAILED\n\
+                    test c ... skipped: c: it takes minutes, `./check --full` runs it\nok\n\
+                    test d ... skipped: d: node is not installed: node -e 1\nok\n::end data 101\n";
+        text.lines().for_each(|line| reader.line(line));
+        assert_eq!(count(&reader.tests), "2 of 3; not `data::b`");
     }
 
     #[test]

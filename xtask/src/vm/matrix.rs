@@ -1,7 +1,7 @@
 //! All machines of the lab with the tests that ran on each, for docs/machines.md.
 
 use super::guest::{self, GuestOutcome};
-use super::{Cgroup, Image, Lab, Machine, Result, job};
+use super::{Cgroup, Image, Lab, Machine, Result, build, job};
 use crate::output;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -159,7 +159,7 @@ pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
             let machine = Machine { kernel: kernel.into(), cgroup, image, ..machine.clone() };
             let programs = match built.entry(kernel.ends_with(ARM)) {
                 Entry::Occupied(programs) => programs.into_mut(),
-                Entry::Vacant(none) => none.insert(job::build(lab, machine.processor()?)?),
+                Entry::Vacant(none) => none.insert(build(lab, machine.processor()?)?),
             };
             let outcome = boot(lab, machine, programs, name, tests)?;
             passed &= outcome.passed();

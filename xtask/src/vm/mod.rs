@@ -16,7 +16,7 @@ mod kernel;
 pub mod matrix;
 pub mod processor;
 
-use crate::Result;
+use crate::{Result, cross};
 use clap::{Args, Parser, ValueEnum};
 use processor::Processor;
 use std::fmt;
@@ -172,9 +172,14 @@ pub fn run(root: &Path, arguments: impl Iterator<Item = String>) -> ExitCode {
     }
 }
 
+/// Builds the test programs for guests with this processor.
+fn build(lab: &Lab, processor: Processor) -> Result<job::Programs> {
+    job::build(|| Ok(cross::cargo(&lab.root)), processor)
+}
+
 /// Runs tests in one guest. True if all passed.
 fn one(lab: &Lab, machine: &Machine, tests: &[String]) -> Result<bool> {
-    let programs = job::build(lab, machine.processor()?)?;
+    let programs = build(lab, machine.processor()?)?;
     let job = job::Job::new(&programs, tests)?;
     let outcome = guest::boot(lab, machine, &job)?;
     for test in &outcome.tests {
