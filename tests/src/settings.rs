@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use uzswap_sys::cgroup::{Group, Hierarchy};
 
 /// A shell script that runs when this value is dropped, or when this process ends in any way.
@@ -88,6 +89,19 @@ impl Limited {
     pub fn new(bytes: u64) -> Self {
         let hierarchy = Hierarchy::find().expect("doctor found one");
         let group = hierarchy.top().make_child("uzswap-tests").expect("root can make a group");
+        Self::of(group, bytes)
+    }
+
+    /// Makes a group that is no trace for tests that have the machine, limited to `bytes`. `None`:
+    /// this process may make none.
+    pub fn beside(bytes: u64) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("limited-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let group = Hierarchy::find()?.top().make_child(&name).ok()?;
+        Some(Self::of(group, bytes))
+    }
+
+    fn of(group: Group, bytes: u64) -> Self {
         let script = "while ! rmdir \"$1\"; do \
                       kill -9 $(cat \"$1/cgroup.procs\"); sleep 0.1; done 2>/dev/null";
         let remove = Afterwards::run(script, &[&group.path().display().to_string()]);

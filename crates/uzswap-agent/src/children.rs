@@ -1,7 +1,7 @@
 //! Our threads in a child of a program that was taken over: see [`crate::forking`].
 
 use crate::stage::{self, Stage};
-use crate::{AGENT, inside, seccomp};
+use crate::{AGENT, copies, inside, seccomp};
 use std::io;
 use uzswap_sys::process;
 use uzswap_tree::front::Front;
@@ -16,6 +16,7 @@ pub fn attend() {
     let inside = inside();
     let has_threads = agent.pager.after_fork().is_ok();
     crate::front().into_iter().for_each(Front::forked);
+    copies::begin_child();
     if !has_threads || crate::start().is_err() {
         drop(inside);
         seccomp::leave(agent, NO_THREADS);

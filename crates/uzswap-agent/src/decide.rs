@@ -85,6 +85,8 @@ pub struct Managed {
     pub allowance: u64,
     pub kept_idle: u64,
     pub shared: u64,
+    /// The memory that it may have with shared memory in full, bytes.
+    pub whole_most: u64,
     /// Memory besides the pager's, bytes.
     pub besides: u64,
     /// The pager's budget, and the least with which it works, bytes.
@@ -162,12 +164,15 @@ fn keep(seen: &Managed) -> Keep {
     // more now.
     let is_cut = least > seen.budget || seen.kept_idle < seen.allowance;
     let is_hopeless = seen.is_starved && !seen.may_hope && !is_cut;
-    let kept_idle = if seen.is_starved { u64::MAX } else { seen.kept_idle };
     let hopeless = if is_hopeless { seen.hopeless + 1 } else { 0 };
     let most = match (seen.is_read, seen.is_suspended) {
         (true, _) => u64::MAX,
         (false, true) => 0,
-        (false, false) => seen.allowance.min(kept_idle).saturating_add(seen.shared),
+        (false, false) if seen.is_starved => seen.allowance.saturating_add(seen.shared),
+        (false, false) => {
+            let most = seen.allowance.min(seen.kept_idle).saturating_add(seen.shared);
+            most.min(seen.whole_most)
+        }
     };
     let budget = most.saturating_sub(seen.besides).max(least);
     let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP && seen.budget >= least;
@@ -197,7 +202,7 @@ pub fn is_slowed(ahead: u64, cpus: u64, now: u64, process: u64) -> bool {
 }
 
 /// The least budget of a pager that needs `least` bytes.
-fn least_budget(least: u64) -> u64 {
+pub fn least_budget(least: u64) -> u64 {
     least.max(BUDGET_LEAST)
 }
 
@@ -226,6 +231,16 @@ fn reserve(allowance: u64) -> u64 {
 /// True if a program with `bytes` of memory must be taken over.
 pub fn is_too_much(bytes: u64, allowance: u64) -> bool {
     bytes > allowance - reserve(allowance)
+}
+
+/// Forks of a program that has not been taken over, which may copy all of its memory, before it is
+/// taken over.
+const COPIES: u64 = 3;
+
+/// True if a program that forks is to be taken over first: a copy of its memory by each of some
+/// children is too much. A small program gives nothing back.
+pub fn is_too_much_to_copy(used: u64, allowance: u64) -> bool {
+    used >= MANAGED_MIN && is_too_much(used.saturating_mul(1 + COPIES), allowance)
 }
 
 /// True if mappings that were left open must be searched for used pages.
@@ -275,6 +290,7 @@ mod tests {
         allowance: 64 * MIB,
         kept_idle: u64::MAX,
         shared: 0,
+        whole_most: u64::MAX,
         besides: 7 * MIB,
         budget: 57 * MIB,
         least: 5 * MIB,
@@ -362,6 +378,10 @@ mod tests {
         let shared = kept(Managed { shared: 20 * MIB, ..MANAGED });
         assert_eq!(shared.budget, Some(77 * MIB), "it is in the memory besides, too");
         assert_eq!(of(u64::MAX), Some(u64::MAX - 7 * MIB));
+        let copied = Managed { shared: 20 * MIB, whole_most: 50 * MIB, ..MANAGED };
+        assert_eq!(kept(copied).budget, Some(43 * MIB), "each shared page may be copied");
+        let starved = Managed { is_starved: true, ..copied };
+        assert_eq!(kept(starved).budget, Some(77 * MIB), "rather than end");
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod alone;
 mod buffers;
 mod calls;
 mod children;
+mod copies;
 mod decide;
 mod descriptors;
 mod devices;
@@ -168,6 +169,12 @@ fn ask(tree: &Tree, used: u64, is_starved: bool) -> Allowance {
         true => Allowance { bytes: tree.table().total.load(Relaxed), ..given },
         false => given,
     }
+}
+
+/// The same for a program that has not been taken over. It gives no copied page back.
+fn ask_unmanaged(tree: &Tree, used: u64) -> u64 {
+    let given = ask(tree, used, false).bytes;
+    if is_recorded() { given } else { given.min(tree.whole_allowance(used, 0)) }
 }
 
 /// Starts the thread that watches, unless there is one.

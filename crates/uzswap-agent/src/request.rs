@@ -2,7 +2,7 @@
 //! waits for that.
 
 use crate::stage::{self, Stage};
-use crate::{ask, children, decide, front, inside, is_inside, ring, watch_from_now};
+use crate::{ask_unmanaged, children, decide, front, inside, is_inside, ring, watch_from_now};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_sys::process;
 use uzswap_tree::front::BARE;
@@ -60,7 +60,7 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
         COMING.store(wanted.max(coming()), Relaxed);
         COMING_UNTIL.store(clock() + decide::WAIT_MAX.as_millis() as u64, Relaxed);
         reserve(&front.tree, used);
-        decide::is_too_much(wanted, ask(&front.tree, used, false).bytes)
+        decide::is_too_much(wanted, ask_unmanaged(&front.tree, used))
     };
     if is_much && want_take_over() {
         // A pager keeps all new memory within its budget.
@@ -94,6 +94,22 @@ fn wait_for_turn() {
         front.wait_for_turn(stage::is_taken_over);
     }
 }
+
+/// Takes the program over before it forks, since its copies would need more memory than there is.
+/// Waits for that, a few seconds at most.
+pub fn take_over_for_fork() {
+    for _ in 0..FORK_WAITS {
+        if !want_take_over() {
+            return;
+        }
+        ring();
+        wait_while_taking();
+    }
+}
+
+/// How often a thread that forks waits for [`decide::PATIENCE`]. Another thread that asks for
+/// memory waits once.
+const FORK_WAITS: usize = 5;
 
 /// Waits until this program is taken over. Memory that the program takes before that is not kept
 /// within the budget.

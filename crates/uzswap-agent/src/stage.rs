@@ -47,7 +47,7 @@ const _: () = {
 const TRANSITIONS: &[(Stage, Stage, &str)] = &[
     (Loaded, Watched, "it has much memory, or may write much without a further request"),
     (Loaded, Loaded, "in a child"),
-    (Watched, TakingOver, "its memory is short, or will be by a request"),
+    (Watched, TakingOver, "its memory is short, or will be by a request or a fork"),
     (
         Watched,
         Refused,

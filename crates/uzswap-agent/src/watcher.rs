@@ -2,7 +2,8 @@
 
 use crate::decide::{self, Keep, Managed, Observation, Unmanaged};
 use crate::stage::{self, Stage};
-use crate::{AGENT, Agent, adoption, alone, ask, forking, is_recorded, looker, request, seen};
+use crate::{AGENT, Agent, adoption, alone, ask, ask_unmanaged, copies, forking, is_recorded};
+use crate::{looker, request, seen};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use uzswap_policy::idle::{self, FaultCounts, Idleness};
@@ -69,7 +70,7 @@ impl Watcher {
                     is_refused: !matches!(stage, Stage::Watched | Stage::TakingOver),
                     used: whole,
                     is_recorded: is_recorded(),
-                    allowance: ask(tree, whole, false).bytes,
+                    allowance: ask_unmanaged(tree, whole),
                 })
             }
             Some(agent) => Observation::Managed(self.look_at(agent, tree, whole)),
@@ -87,6 +88,7 @@ impl Watcher {
         let least = agent.pager.least_memory();
         tree.need(decide::least_managed(besides, least).saturating_sub(shared));
         let given = ask(tree, whole.saturating_sub(shared), is_starved);
+        let whole_most = copies::allowance(tree, whole);
         let is_read = seen::attend(agent, tree);
         Managed {
             is_starved,
@@ -99,6 +101,7 @@ impl Watcher {
             allowance: given.bytes,
             kept_idle: self.idle.idleness.most(),
             shared,
+            whole_most,
             besides,
             budget: agent.pager.memory(),
             least,

@@ -6,6 +6,7 @@
 //! policy, whose pager is in `model`, and with other policies for comparison. `counted_memory`
 //! counts the memory that the pages take. [`idle`] decides how much of its share a process leaves
 //! to others, and [`favour`] how much a tree's oldest processes come before the others.
+//! [`margin`] decides how much of a container's limit is left beside a budget.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
@@ -15,6 +16,7 @@ pub mod ahead;
 pub mod costs;
 pub mod favour;
 pub mod idle;
+pub mod margin;
 pub mod order;
 
 mod counted_memory;

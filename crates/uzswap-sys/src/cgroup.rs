@@ -236,6 +236,32 @@ impl Group {
         names.iter().filter_map(|name| self.least(name)).min()
     }
 
+    /// The group, of this one and its ancestors, with the least limit of memory, and that limit in bytes.
+    pub fn limiting(&self) -> Option<(u64, Self)> {
+        let (bytes, file) = self.memory_limit()?;
+        Some((bytes, Self { version: self.version, path: file.parent()?.to_owned() }))
+    }
+
+    /// Bytes of memory of the group and of groups below, without file pages that the kernel can
+    /// drop. `None` where the kernel does not tell.
+    pub fn needed_bytes(&self) -> Option<u64> {
+        let (current, prefix) = match self.version {
+            Version::V1 => ("memory.usage_in_bytes", "total_"),
+            Version::V2 => ("memory.current", ""),
+        };
+        let current: u64 = self.text(current).trim().parse().ok()?;
+        let stat = self.text("memory.stat");
+        let of = |names: [&str; 2]| {
+            names.map(|name| field(&stat, &format!("{prefix}{name}"))).iter().sum::<u64>()
+        };
+        let dirty = match self.version {
+            Version::V1 => of(["dirty", "writeback"]),
+            Version::V2 => of(["file_dirty", "file_writeback"]),
+        };
+        let clean = of(["inactive_file", "active_file"]).saturating_sub(dirty);
+        Some(current.saturating_sub(clean))
+    }
+
     /// The least number in the files of this name, of this group and its ancestors.
     fn least(&self, name: &str) -> Option<(u64, PathBuf)> {
         let mut found: Option<(u64, PathBuf)> = None;

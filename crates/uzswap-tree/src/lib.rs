@@ -12,6 +12,7 @@
 
 #![expect(unsafe_code, reason = "a file that several processes map: it holds only atomics")]
 
+mod ceiling;
 pub mod devices;
 pub mod front;
 mod name;

@@ -124,7 +124,7 @@ fn favoured(total: u64, equal: u64, own: Own, others: &[Other]) -> u64 {
 /// The equal share of one more process. The budget is used up if this process has the share, and
 /// the others are cut to the share, or to their least if that is larger. `others` holds their use
 /// and their least.
-fn level(total: u64, others: &[(u64, u64)]) -> u64 {
+pub(crate) fn level(total: u64, others: &[(u64, u64)]) -> u64 {
     let (mut left, mut others) = (total, others.to_vec());
     loop {
         let mut used: Vec<_> = others.iter().map(|(used, _)| *used).collect();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 pub const SLOTS: usize = 1000;
 
 /// Changes with the layout below: a file of another version is not accepted.
-pub(crate) const FORM: u64 = 0x757a_7472_6565_000f;
+pub(crate) const FORM: u64 = 0x757a_7472_6565_0010;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
 pub const SILENT_MAX: u64 = 12 << 20;
@@ -32,6 +32,8 @@ pub struct Table {
     pub(crate) form: AtomicU64,
     /// Bytes for all processes.
     pub total: AtomicU64,
+    /// See [`crate::Tree::whole_allowance`].
+    pub ceiling: AtomicU64,
     /// The PID namespace of the process that made the tree; 0 if unknown.
     pub space: AtomicU32,
     /// Bytes of processes that are too small to report.
@@ -302,6 +304,11 @@ impl Table {
         self.peak.fetch_max(used + silent, Relaxed);
     }
 
+    /// Bytes of all processes, by their last reports.
+    pub fn counted_bytes(&self) -> u64 {
+        self.members().map(|member| member.used).sum::<u64>() + self.besides.load(Relaxed)
+    }
+
     /// Suspends a process, so that it leaves its memory to the others, or resumes it. It stays
     /// suspended only while [`Self::set_taking_turns`] is called at least every
     /// [`crate::LOOKS_MAX`]. `false` if the process is not of the tree.
@@ -382,6 +389,9 @@ pub(crate) struct ProcessSlot {
     /// Anonymous memory in bytes, now and when the process last asked for much.
     pub(crate) used: AtomicU64,
     pub(crate) grew_to: AtomicU64,
+    /// The same with all that forks share in full, and with a child that the process is about to
+    /// make.
+    pub(crate) whole: AtomicU64,
     /// Bytes that the process is about to need besides.
     pub(crate) reserved: AtomicU64,
     /// Bytes that it needs to make progress.
@@ -421,11 +431,12 @@ impl ProcessSlot {
             number.store(0, Relaxed);
         }
         self.visit.clear();
-        let Self { used, grew_to, reserved, least, worked, .. } = self;
+        let Self { used, grew_to, whole, reserved, least, worked, .. } = self;
         let Self { faults, stored, out, pool, backing, remote, .. } = self;
-        for number in
-            [used, grew_to, reserved, least, worked, faults, stored, out, pool, backing, remote]
-        {
+        for number in [used, grew_to, whole, reserved, least, worked] {
+            number.store(0, Relaxed);
+        }
+        for number in [faults, stored, out, pool, backing, remote] {
             number.store(0, Relaxed);
         }
     }

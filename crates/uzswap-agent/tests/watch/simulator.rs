@@ -327,6 +327,7 @@ impl World {
                 allowance: given.bytes,
                 kept_idle: process.idleness.most(),
                 shared: 0,
+                whole_most: u64::MAX,
                 besides: COST,
                 budget: process.budget,
                 least: process.pager_least(),

@@ -3,6 +3,7 @@
 
 mod at_store;
 mod beyond;
+mod container;
 pub mod executable;
 mod left_alone;
 mod numbers;
@@ -19,6 +20,7 @@ use crate::size;
 use crate::stdio::say;
 use at_store::AtStore;
 use beyond::Beyond;
+use container::Container;
 use left_alone::{Alone, LeftAlone};
 use numbers::Numbers;
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -147,6 +149,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
             None
         }
     };
+    let container = watch_container(file.as_ref())?;
     let began = Instant::now();
     let child = command.spawn();
     let child =
@@ -165,19 +168,21 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     let status = watch.wait(pid, &events, table);
     watch.end_load_control();
     watch.live.finish();
+    let margin_learnt = container.map_or(0, Container::end);
     let exit_code = supervise::exit_code(status?);
     if let Some(file) = file {
-        tell(arguments, &file, watch, (began.elapsed().as_secs_f64(), exit_code))?;
+        let seconds = began.elapsed().as_secs_f64();
+        tell(arguments, &file, watch, (seconds, exit_code, margin_learnt))?;
     }
     Ok(exit_code.into())
 }
 
-/// Prints and writes the report. The run's seconds and exit status are given.
+/// Prints and writes the report. The run's seconds, exit status and learnt margin are given.
 fn tell(
     arguments: &RunArguments,
     file: &TreeFile,
     watch: CommandWatch,
-    (seconds, exit_code): (f64, u8),
+    (seconds, exit_code, margin_learnt): (f64, u8, u64),
 ) -> Result<(), Failure> {
     let table = file.tree.table();
     let peak = table.peak.load(Relaxed);
@@ -188,6 +193,7 @@ fn tell(
         exit_code,
         memory_limit: arguments.memory,
         memory_peak: peak,
+        margin_learnt,
         faults_by: file.means.name(),
         slower: slower(file.means),
         programs: table.managed.load(Relaxed),
@@ -221,6 +227,8 @@ struct InProcessReport {
     memory_limit: u64,
     /// Peak of the memory that they used together, bytes.
     memory_peak: u64,
+    /// Bytes by which the limit was lower for some time, because the container needed more beside it.
+    margin_learnt: u64,
     /// `userfaultfd`; `userfaultfd-copies` before Linux 6.8; where userfaultfd is denied, `guards`
     /// or `protection`.
     faults_by: &'static str,
@@ -272,6 +280,10 @@ impl InProcessReport {
         }
         if self.backing_peak > 0 {
             text += &format!("  backing   {} at its peak\n", size::show(self.backing_peak));
+        }
+        if self.margin_learnt > 0 {
+            let margin = size::show(self.margin_learnt);
+            text += &format!("  margin    learnt: {margin}, which the container needs besides\n");
         }
         if let Some(beyond) = &self.beyond {
             text += &format!("uzswap: beyond the limit: {beyond}\n");
@@ -502,6 +514,15 @@ fn start_load_control(
     control.map_err(|error| {
         Failure::new(format!("load control: no thread: {error}; --no-load-control does without"))
     })
+}
+
+/// Has the budget follow the container's limit, if there is one and the processes share a file.
+fn watch_container(file: Option<&TreeFile>) -> Result<Option<Container>, Failure> {
+    let watched = file.map(|file| Container::watch(file.tree.table())).transpose();
+    let watched = watched.map_err(|error| {
+        Failure::new(format!("no thread for the container's limit: {error}; raise ulimit -u"))
+    })?;
+    Ok(watched.flatten())
 }
 
 /// The run searches once a second, at every fifth look, for processes that are left alone.
