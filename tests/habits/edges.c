@@ -1,6 +1,7 @@
 // Calls at the edges of what the kernel takes: buffers at the ends of pages, files that end within
 // a block, lists of more than one call moves, strings and advice across memory of two kinds.
 #include "habit.h"
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 enum { LONG = 10 * MIB };
@@ -151,10 +152,35 @@ static int guards_behind_holes(void) {
     return 0;
 }
 
+// Messages that all consist of one byte, again and again.
+static int same_byte(void) {
+    enum { MESSAGES = 1500, PARTS = 1024 };
+    static struct mmsghdr list[MESSAGES];
+    static struct iovec parts[PARTS];
+    unsigned char *memory = map(MIB), seen[PARTS];
+    int ends[2], status, wrong = 0;
+    memset(memory, 6, MIB);
+    for (int i = 0; i < PARTS; i++) parts[i] = (struct iovec){ memory + 5, 1 };
+    for (int i = 0; i < MESSAGES; i++)
+        list[i].msg_hdr = (struct msghdr){ .msg_iov = parts, .msg_iovlen = PARTS };
+    if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends)) return 2;
+    grow();
+    pid_t child = fork();
+    if (!child) {
+        for (int i = 0; i < 1024; i++) wrong += recv(ends[1], seen, PARTS, 0) != PARTS || seen[9] != 6;
+        _exit(wrong != 0);
+    }
+    say("sent", sendmmsg(ends[0], list, MESSAGES, 0));
+    waitpid(child, &status, 0);
+    printf("%d\n", status);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "page_ends", page_ends }, { "direct", direct }, { "long_lists", long_lists },
         { "strings", strings }, { "guards_behind_holes", guards_behind_holes },
+        { "same_byte", same_byte },
     };
     end_after(100);
     return arguments > 1 ? choose(all, sizeof all / sizeof *all, argument[1]) : 99;

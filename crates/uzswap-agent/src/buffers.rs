@@ -162,8 +162,9 @@ fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
             for number in 0..argument(count).min(1024) {
                 let bytes = size_of::<libc::mmsghdr>() as u64;
                 let message = argument(at).wrapping_add(number * bytes);
-                pin_message(pins, message);
+                // First, since the kernel writes there once a message is received.
                 pins.pin(message, bytes);
+                pin_message(pins, message);
             }
             return;
         }

@@ -162,14 +162,18 @@ impl Stream {
 fn messages(agent: &Agent, call: &Call) -> i64 {
     const BYTES: u64 = size_of::<libc::mmsghdr>() as u64;
     let [file, all, count, flags, time, _] = call.arguments;
+    // The kernel sends no more by one call.
+    let is_sent = call.number as c_long == libc::SYS_sendmmsg;
+    let count = u64::from(count as u32).min(if is_sent { BUFFERS_MAX } else { u64::MAX });
     let mut done = 0;
     while (done as u64) < count {
         let first = all.wrapping_add(done as u64 * BYTES);
         let mut pins = Pins::new(agent);
         pins.pin(time, size_of::<libc::timespec>() as u64);
         let fits = |number: &u64| {
-            pin_message(&mut pins, first.wrapping_add(number * BYTES));
+            // First, since the kernel writes there once a message is received.
             pins.pin(first.wrapping_add(number * BYTES), BYTES);
+            pin_message(&mut pins, first.wrapping_add(number * BYTES));
             pins.left() > 0
         };
         let some = 0..(count - done as u64).min(BUFFERS_MAX);

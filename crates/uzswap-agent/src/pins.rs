@@ -84,12 +84,14 @@ impl<'a> Pins<'a> {
         self.is_empty
     }
 
-    /// Pins the adopted part of a range. Returns true if there is one.
+    /// Pins the adopted part of a range, up to the bytes that are left. Returns true if there is
+    /// one.
     pub fn pin(&mut self, at: u64, bytes: u64) -> bool {
-        let mut rest = at as usize..(at as usize).saturating_add(bytes.min(self.left) as usize);
-        if !is_address(at) {
+        let bytes = bytes.min(self.left) as usize;
+        if bytes == 0 || !is_address(at) {
             return false;
         }
+        let mut rest = at as usize..(at as usize).saturating_add(bytes);
         let mut any = false;
         while let Some(pinned) = self.agent.pager.pin(rest.clone()) {
             (any, self.is_empty) = (true, false);

@@ -17,7 +17,7 @@ use uzswap_sys::uffd::Fault;
 impl Pager {
     /// Brings in the first adopted pages in a row of a range, and keeps them in memory until
     /// [`Self::unpin`]: the kernel is going to read or write them. Returns their addresses, or
-    /// `None` if no page of the range is adopted.
+    /// `None` if no page of the range is adopted, or each has as many pins as can be counted.
     pub fn pin(&self, range: Range<usize>) -> Option<Range<usize>> {
         let mut pinned: Option<Range<usize>> = None;
         for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
@@ -122,14 +122,16 @@ impl Pager {
 }
 
 impl Space {
-    /// Brings a page in and changes its word while it is present; `false` if it is not adopted.
+    /// Brings a page in and changes its word while it is present; `false` if it is not adopted, or if
+    /// its word cannot be changed.
     pub(crate) fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
         loop {
             let word = self.load(page);
             match word.kind() {
                 Kind::Untouched => return false,
                 Kind::Resident => {
-                    if self.change(page, PINNED, word, to(word).expect("pinned 2^18 times")) {
+                    let Some(to) = to(word) else { return false };
+                    if self.change(page, PINNED, word, to) {
                         return true;
                     }
                 }
