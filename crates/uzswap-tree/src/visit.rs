@@ -96,7 +96,8 @@ impl Visit<'_> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.visit.end(self.granted);
+        // A process that learns its namespace has left its slot to others.
+        self.visit.change(self.granted, self.granted.next());
     }
 }
 

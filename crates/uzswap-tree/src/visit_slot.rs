@@ -90,11 +90,7 @@ impl VisitSlot {
 
     /// Ends a visit of the process that had the slot.
     pub(crate) fn clear(&self) {
-        self.end(self.load());
-    }
-
-    pub(crate) fn end(&self, word: VisitWord) {
-        self.word.store(word.next().0, SeqCst);
+        self.word.store(self.load().next().0, SeqCst);
         wake(&self.word);
     }
 
