@@ -176,11 +176,33 @@ static int same_byte(void) {
     return 0;
 }
 
+// Calls that the kernel refuses for their lengths bring nothing in.
+static int refused(void) {
+    enum { SIZES = 7 };
+    unsigned char *memory = map(MIB), there = 0;
+    unsigned long sizes[SIZES] = { 0, 63, 4097, 1UL << 47, 1UL << 63, -4096, -1 };
+    memset(memory, 6, MIB);
+    grow();
+    int is_out = send_out(memory, MIB);
+    for (int i = 0; i < SIZES; i++) {
+        say("locks", syscall(SYS_set_robust_list, 0L, sizes[i]));
+        say("child", syscall(SYS_clone3, 0L, sizes[i]));
+        say("out", madvise(memory + 1, sizes[i], MADV_PAGEOUT));
+        if (sizes[i] <= 1UL << 63) continue;
+        say("advice", madvise(memory, sizes[i], MADV_DONTFORK));
+        say("access", mprotect(memory, sizes[i], PROT_READ));
+        say("guards", madvise(memory, sizes[i], 102));
+    }
+    mincore(memory, PAGE, &there);
+    printf("%s %d\n", is_out && there & 1 ? "came in" : "as before", memory[MIB - 1]);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "page_ends", page_ends }, { "direct", direct }, { "long_lists", long_lists },
         { "strings", strings }, { "guards_behind_holes", guards_behind_holes },
-        { "same_byte", same_byte },
+        { "same_byte", same_byte }, { "refused", refused },
     };
     end_after(100);
     return arguments > 1 ? choose(all, sizeof all / sizeof *all, argument[1]) : 99;

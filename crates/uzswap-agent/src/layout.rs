@@ -165,9 +165,11 @@ impl Agent {
     }
 }
 
+/// A range up to the end of its last page. The kernel refuses a range that goes beyond the last
+/// address, so that one has no page.
 pub fn whole(at: u64, bytes: u64) -> Range<usize> {
-    let end = (at as usize).saturating_add(bytes as usize);
-    at as usize..end.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end)
+    let (at, end) = (at as usize, at.checked_add(bytes).map(|end| end as usize));
+    at..end.and_then(|end| end.checked_next_multiple_of(PAGE_BYTES)).unwrap_or(at)
 }
 
 /// Makes a call, and notes its result. True if the result is not an error.
@@ -495,6 +497,10 @@ pub fn leave_in(agent: &Agent, call: &Call, bytes: u64) -> Outcome {
 /// Gives the adopted pages of a range back to the program.
 pub fn give_back(agent: &Agent, at: u64, bytes: u64) {
     await_complete();
+    if pins::is_beyond(at, bytes) {
+        // The kernel refuses the call.
+        return;
+    }
     let start = at as usize / PAGE_BYTES * PAGE_BYTES;
     let range = start..whole(at, bytes).end;
     if !range.is_empty() && agent.pager.has_adopted(range.clone()) {

@@ -236,6 +236,10 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
             _ => Outcome::Bare,
         };
     }
+    if !(size_of::<CloneArguments>()..=PAGE_BYTES).contains(&(bytes as usize)) {
+        // The kernel refuses it.
+        return Outcome::Bare;
+    }
     let mut pins = Pins::new(agent);
     pins.pin(at, bytes);
     let Some(arguments) = peek::<CloneArguments>(at) else { return refuse(call, libc::EFAULT) };
@@ -273,10 +277,7 @@ fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
     const STACK_BYTES: usize = 6;
     const TIDS: usize = 8;
     let [at, bytes, ..] = call.arguments;
-    let mut given = [0u64; 32];
-    if bytes as usize > size_of_val(&given) {
-        return refuse(call, libc::E2BIG);
-    }
+    let mut given = [0u64; PAGE_BYTES / size_of::<u64>()];
     if peek_bytes(at, &mut bytes_of(&mut given)[..bytes as usize]) < bytes as usize {
         return refuse(call, libc::EFAULT);
     }

@@ -145,13 +145,14 @@ impl Space {
 
 /// The windows that a range lies in, each with its pages of the range.
 pub(crate) fn windows(range: Range<usize>) -> impl Iterator<Item = (&'static Space, Range<u32>)> {
+    // A program may name addresses that no memory has.
+    let range = range.start..range.end.min(registry::END);
     let mut at = range.start;
     std::iter::from_fn(move || {
         while at < range.end {
             let space = registry::find(at).filter(|space| space.is_window());
             let start = at;
-            // The last addresses are the kernel's.
-            let end = space.map_or((at / WINDOW + 1).saturating_mul(WINDOW), |space| space.end());
+            let end = space.map_or((at / WINDOW + 1) * WINDOW, |space| space.end());
             at = end.min(range.end);
             if let Some(space) = space {
                 let behind = (at - space.base()).div_ceil(PAGE_BYTES) as u32;

@@ -132,8 +132,15 @@ fn a_program_whose_user_may_queue_no_signals_is_kept_small() {
 
 #[test]
 fn calls_at_the_edges_of_pages_files_and_lists_answer_as_the_kernel_does() {
-    let habits =
-        ["page_ends", "direct", "long_lists", "strings", "guards_behind_holes", "same_byte"];
+    let habits = [
+        "page_ends",
+        "direct",
+        "long_lists",
+        "strings",
+        "guards_behind_holes",
+        "same_byte",
+        "refused",
+    ];
     for means in ["userfaultfd", "guards", "protection"] {
         compare_with("edges.c", &habits, &format!("export UZSWAP_MEANS={means};"));
     }

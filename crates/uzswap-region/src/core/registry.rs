@@ -26,6 +26,8 @@ const UNITS: usize = GIB / UNIT;
 /// (five levels of page tables), which would make the table 256 times as large. Higher addresses
 /// are refused ([`covers`]). Untouched parts of the table's 4 MiB take no memory.
 const GIBS: usize = 1 << (48 - 30);
+/// No region ends beyond.
+pub(crate) const END: usize = GIBS * GIB;
 
 struct UnitTable([AtomicPtr<Space>; UNITS]);
 
@@ -63,7 +65,7 @@ pub(crate) fn find(address: usize) -> Option<&'static Space> {
 
 /// True if a region may lie at these addresses.
 pub(crate) fn covers(addresses: &Range<usize>) -> bool {
-    addresses.end <= GIBS * GIB
+    addresses.end <= END
 }
 
 /// Enters a region, which lies at addresses that the table covers.
