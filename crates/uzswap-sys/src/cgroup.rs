@@ -245,21 +245,11 @@ impl Group {
     /// Bytes of memory of the group and of groups below, without file pages that the kernel can
     /// drop. `None` where the kernel does not tell.
     pub fn needed_bytes(&self) -> Option<u64> {
-        let (current, prefix) = match self.version {
-            Version::V1 => ("memory.usage_in_bytes", "total_"),
-            Version::V2 => ("memory.current", ""),
+        let current = match self.version {
+            Version::V1 => "memory.usage_in_bytes",
+            Version::V2 => "memory.current",
         };
-        let current: u64 = self.text(current).trim().parse().ok()?;
-        let stat = self.text("memory.stat");
-        let of = |names: [&str; 2]| {
-            names.map(|name| field(&stat, &format!("{prefix}{name}"))).iter().sum::<u64>()
-        };
-        let dirty = match self.version {
-            Version::V1 => of(["dirty", "writeback"]),
-            Version::V2 => of(["file_dirty", "file_writeback"]),
-        };
-        let clean = of(["inactive_file", "active_file"]).saturating_sub(dirty);
-        Some(current.saturating_sub(clean))
+        needed(self.version, &self.text(current), &self.text("memory.stat"))
     }
 
     /// The least number in the files of this name, of this group and its ancestors.
@@ -424,6 +414,19 @@ pub(crate) fn own_path(text: &str, version: Version) -> Option<&str> {
     })
 }
 
+/// [`Group::needed_bytes`], by the group's count and its statistics.
+fn needed(version: Version, current: &str, stat: &str) -> Option<u64> {
+    let (clean, dirty) = match version {
+        Version::V1 => {
+            (["total_inactive_file", "total_active_file"], ["total_dirty", "total_writeback"])
+        }
+        Version::V2 => (["inactive_file", "active_file"], ["file_dirty", "file_writeback"]),
+    };
+    let sum = |names: [&str; 2]| names.map(|name| field(stat, name)).iter().sum::<u64>();
+    let current: u64 = current.trim().parse().ok()?;
+    Some(current.saturating_sub(sum(clean).saturating_sub(sum(dirty))))
+}
+
 /// The value of a line `name value`.
 fn field(text: &str, name: &str) -> u64 {
     text.lines()
@@ -456,6 +459,17 @@ mod tests {
         assert_eq!(own_path(text, Version::V1), Some("/jobs/b"));
         assert_eq!(own_path(text, Version::V2), Some("/c"));
         assert_eq!(own_path("", Version::V1), None);
+    }
+
+    #[test]
+    fn memory_counts_without_the_clean_pages_of_files_on_either_interface() {
+        let inner = "inactive_file 9\nactive_file 9\ndirty 9\n";
+        let whole =
+            "total_inactive_file 40\ntotal_active_file 20\ntotal_dirty 7\ntotal_writeback 3\n";
+        assert_eq!(needed(Version::V1, "100\n", &format!("{inner}{whole}")), Some(50));
+        let stat = "inactive_file 40\nactive_file 20\nfile_dirty 7\nfile_writeback 3\n";
+        assert_eq!(needed(Version::V2, "100\n", stat), Some(50));
+        assert_eq!(needed(Version::V2, "max", stat), None);
     }
 
     #[test]
