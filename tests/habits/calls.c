@@ -397,10 +397,54 @@ static int ends_with_threads(void) {
     pthread_exit(NULL);
 }
 
+// Threads that end by a system call: the process ends with the status of the last one, and the C
+// library writes nothing.
+static void end_raw(long status) {
+    __asm__ volatile("syscall" : : "a"(SYS_exit), "D"(status) : "rcx", "r11", "memory");
+}
+static void *last_raw(void *given) {
+    usleep(100000);
+    if (given == (void *)9) end_raw(9);
+    if (given) syscall(SYS_exit, given);
+    return NULL;
+}
+static int end_in_way(int way, int is_seen) {
+    pthread_t other;
+    // A call of its own is seen after the take-over only.
+    long status[] = { 5, 5, is_seen ? 9 : 8, 0, 0 };
+    if (way < 5) pthread_create(&other, NULL, last_raw, (void *)status[way]);
+    if (way == 0 || way == 4) pthread_exit(NULL);
+    if (way == 6) syscall(SYS_exit, 3);
+    end_raw(way == 7 ? 0 : 7);
+    return 1;
+}
+static int ends_raw(void) {
+    atexit(say_end);
+    end_after(100);
+    for (int turn = 0; turn < 16; turn++) {
+        int status = 0;
+        fflush(stdout);
+        if (!fork()) {
+            end_after(30);
+            if (turn < 8) {
+                grow();
+            } else {
+                // It is watched, and not taken over.
+                memset(map(14 * MIB), 1, 14 * MIB);
+                usleep(100000);
+            }
+            return end_in_way(turn % 8, turn < 8);
+        }
+        wait(&status);
+        printf("%d: %d\n", turn, status);
+    }
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "copies", copies }, { "without_first", without_first },
-        { "ends_with_threads", ends_with_threads },
+        { "ends_with_threads", ends_with_threads }, { "ends_raw", ends_raw },
         { "long_vectors", long_vectors },
         { "appends", appends }, { "bad_pointers", bad_pointers }, { "namespaces", namespaces },
         { "closed_wholesale", closed_wholesale }, { "long_buffers", long_buffers },

@@ -128,7 +128,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_shmat => layout::attach(agent, call),
         libc::SYS_set_tid_address => layout::leave_in(agent, call, 4),
         libc::SYS_set_robust_list => robust::set(agent, call),
-        libc::SYS_exit => robust::end(agent),
+        libc::SYS_exit => robust::end(agent, call.arguments[0]),
         libc::SYS_rseq => layout::leave_in(agent, call, call.arguments[1]),
         libc::SYS_arch_prctl => sharing::set_block(agent, call),
         libc::SYS_sigaltstack => stacks::set(agent, call),

@@ -3,8 +3,8 @@
 use crate::stage::{self, Stage};
 use crate::{AGENT, copies, inside, seccomp};
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use uzswap_sys::process;
-use uzswap_tree::front::Front;
 
 /// Starts our threads in a child that was made past the C library's `fork`, where no handler has
 /// done so. uzswap leaves a child alone that may not start threads.
@@ -15,7 +15,10 @@ pub fn attend() {
     let Some(agent) = AGENT.get() else { return };
     let inside = inside();
     let has_threads = agent.pager.after_fork().is_ok();
-    crate::front().into_iter().for_each(Front::forked);
+    if let Some(front) = crate::front() {
+        front.is_past_library.store(true, Relaxed);
+        front.forked();
+    }
     copies::begin_child();
     if !has_threads || crate::start().is_err() {
         drop(inside);
@@ -30,6 +33,7 @@ const NO_THREADS: &str =
 pub fn watch() -> io::Result<()> {
     extern "C" fn in_child() {
         attend();
+        crate::front().inspect(|front| front.is_past_library.store(false, Relaxed));
     }
     process::at_fork(None, None, Some(in_child))
 }

@@ -151,6 +151,7 @@ fn begin(front: &'static Front) {
     variables_bytes();
     IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     let _ = FRONT.set(front);
+    threads::find_count();
     fault_signals::set_masks_by(signals::set_mask);
 }
 
@@ -286,9 +287,7 @@ fn watch(coming: own_threads::Coming) {
             }
         };
         drop(at_work);
-        if threads::are_all_ours() {
-            threads::end_program();
-        }
+        threads::end().into_iter().for_each(threads::end_program);
         await_bell(&front.tree, &rung, wait);
     }
 }

@@ -6,6 +6,7 @@
 use crate::pins::{Pins, peek};
 use crate::{Agent, layout, thread};
 use uzswap_calls::{Call, Outcome, raw};
+use uzswap_sys::fault_signals;
 
 /// The kernel's `robust_list_head`.
 #[derive(Clone, Copy)]
@@ -51,8 +52,11 @@ pub fn list_of(thread: i32) -> Option<u64> {
     (told == 0).then_some(head)
 }
 
-/// `exit`: brings the memory of the thread's locks back for good.
-pub fn end(agent: &Agent) -> Outcome {
+/// `exit`: brings the memory of the thread's locks back for good, and notes the status.
+pub fn end(agent: &Agent, status: u64) -> Outcome {
+    if !fault_signals::is_other_process() {
+        crate::front().into_iter().for_each(|front| front.note_end(status));
+    }
     let list = thread::with(|thread| thread.robust.get());
     let Some(head) = peek::<Head>(list) else { return Outcome::Bare };
     if head.pending != 0 {

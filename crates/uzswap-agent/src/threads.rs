@@ -5,9 +5,10 @@ use std::ffi::c_void;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
 use uzswap_calls::{raw, stop};
 use uzswap_sys::own_threads;
+use uzswap_tree::front::Front;
 
 /// The thread that watches, if it has begun.
 pub fn watcher() -> Option<i32> {
@@ -21,19 +22,77 @@ pub fn ours() -> Vec<i32> {
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// True if all of the program's threads have ended. The kernel lists the first thread until the
-/// last thread ends, which is one of ours.
-pub fn are_all_ours() -> bool {
+/// The process, once its first thread was seen to have ended before others of the program's.
+static HAS_ENDED_FIRST: AtomicU32 = AtomicU32::new(0);
+
+/// How the program ends with its last thread.
+#[derive(Clone, Copy)]
+pub enum ProgramEnd {
+    /// By the C library's `exit`, with the program's functions and streams.
+    Orderly,
+    /// At once, with the status of the last thread: some thread has ended by a system call, so the
+    /// C library waits for that thread for ever.
+    Raw(i32),
+}
+
+/// The end of a program all of whose threads have ended. The kernel lists the first one until the
+/// last one ends, and that is one of ours. `None`: a thread is there, or more is not known yet.
+pub fn end() -> Option<ProgramEnd> {
     if has_memory(std::process::id()) {
-        return false;
+        return None;
     }
     looker::apart(|| {
         let ours = ours();
         let others = |thread: &i32| !ours.contains(thread);
-        let Ok(all) = stop::threads() else { return false };
+        let all = stop::threads().ok()?;
         let left: Vec<i32> = all.into_iter().filter(others).collect();
-        matches!(left[..], [first] if first as u32 == std::process::id() && has_ended(first))
+        let process = std::process::id();
+        let first = left.iter().copied().find(|first| *first as u32 == process)?;
+        let status = status_of_ended(first)?;
+        if left.len() > 1 {
+            HAS_ENDED_FIRST.store(process, SeqCst);
+            return None;
+        }
+        // A thread that is being started is counted already, and not known.
+        let counted = (!own_threads::are_coming()).then(counted)?;
+        let status = last_status(first, status);
+        match counted.map_or(status != 0, |counted| counted > ours.len()) {
+            true => Some(ProgramEnd::Raw(status)),
+            false => Some(ProgramEnd::Orderly),
+        }
     })
+}
+
+/// The status of the program's last thread, where the first one ended with `first_status`.
+fn last_status(first: i32, first_status: i32) -> i32 {
+    let noted = crate::front().and_then(Front::ended);
+    match noted.filter(|(thread, _)| *thread != first) {
+        Some((_, status)) => status,
+        None if HAS_ENDED_FIRST.load(SeqCst) == std::process::id() => 0,
+        None => first_status,
+    }
+}
+
+/// The C library's count of threads, or null: before glibc 2.34 the library does not tell it.
+static COUNTED: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
+/// Looks the C library's count up. Later the dynamic linker's memory may be out.
+pub fn find_count() {
+    // SAFETY: a name.
+    let count = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
+    COUNTED.store(count.cast(), SeqCst);
+}
+
+/// The number of threads that the C library waits for before it ends the process, ours included.
+/// It counts a thread that has ended by a system call of its own for ever. `None`: the number is
+/// unknown, or that of a parent (a fork past the library).
+fn counted() -> Option<usize> {
+    if crate::front()?.is_past_library.load(SeqCst) {
+        return None;
+    }
+    // SAFETY: null, or a number that the C library changes atomically.
+    let count = unsafe { COUNTED.load(SeqCst).as_ref() };
+    count.map(|count| count.load(SeqCst) as usize)
 }
 
 /// True if this memory can be read as that of the process: its first thread has not ended.
@@ -47,21 +106,27 @@ fn has_memory(process: u32) -> bool {
     unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) == 1 }
 }
 
-/// True if the kernel says that a thread has ended.
-fn has_ended(thread: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+/// The status with which a thread ended; `None`: the kernel does not say that it has ended.
+fn status_of_ended(thread: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
+    let rest = stat.rsplit(") ").next()?;
+    let code: i32 = rest.split_whitespace().last()?.parse().ok()?;
+    rest.starts_with('Z').then_some(code >> 8)
 }
 
-/// Ends the program as the C library does after its last thread. The library counts ours, too, so
-/// it does nothing. Its functions run in a thread of the program's.
-pub fn end_program() {
-    extern "C" fn end(_: *mut c_void) -> *mut c_void {
+/// Ends the program as the kernel or the C library does after its last thread. The library counts
+/// our threads, too, so it does nothing. Its functions run in a thread of the program's.
+pub fn end_program(end: ProgramEnd) {
+    extern "C" fn exit(_: *mut c_void) -> *mut c_void {
         // SAFETY: the call takes a number, and the program has no other thread.
         unsafe { libc::exit(0) }
+    }
+    if let ProgramEnd::Raw(status) = end {
+        // SAFETY: the call takes a number.
+        unsafe { raw(libc::SYS_exit_group as u64, [status as u64, 0, 0, 0, 0, 0]) };
     }
     let mut thread = MaybeUninit::uninit();
     // SAFETY: the function has this form, and no thread joins this one. Where it cannot be started,
     // the caller tries again.
-    unsafe { libc::pthread_create(thread.as_mut_ptr(), ptr::null(), end, ptr::null_mut()) };
+    unsafe { libc::pthread_create(thread.as_mut_ptr(), ptr::null(), exit, ptr::null_mut()) };
 }

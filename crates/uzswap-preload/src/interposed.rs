@@ -466,6 +466,9 @@ unsafe extern "C" fn syscall(
         // alone. Libraries that try a ring at each start (libuv: Node, uvloop) work without one.
         return answer(-c_long::from(libc::ENOSYS));
     }
+    if number == libc::SYS_exit {
+        front().filter(|front| !front.is_forked()).inspect(|front| front.note_end(a));
+    }
     if number == libc::SYS_process_vm_readv || number == libc::SYS_process_vm_writev {
         // SAFETY: as above.
         return unsafe { visit(number, [a, b, c, d, e, f]) };

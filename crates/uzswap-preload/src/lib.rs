@@ -40,7 +40,7 @@ use std::ffi::CStr;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use uzswap_tree::front::{BARE, FILTERED, FORM, Front, QUEUED, TAKING};
 use uzswap_tree::{SILENT_MAX, Tree};
 
@@ -101,6 +101,8 @@ extern "C" fn begin() {
         process: AtomicU32::new(uzswap_tree::own_number()),
         waits: AtomicU32::new(0),
         watcher: AtomicU64::new(0),
+        ended: AtomicU64::new(0),
+        is_past_library: AtomicBool::new(false),
     };
     // The trial runs before the front is set, so that the child reports nothing to the tree.
     let tried = front.has_own_allocator.then(trial::load);
@@ -133,7 +135,15 @@ fn is_filtered() -> bool {
     front().is_some_and(|front| front.waits.load(Relaxed) & FILTERED != 0)
 }
 
+/// Runs in a child, among the C library's fork handlers.
 unsafe extern "C" fn in_child() {
+    begin_child(false);
+}
+
+fn begin_child(is_past_library: bool) {
+    if let Some(front) = front() {
+        front.is_past_library.store(is_past_library, Relaxed);
+    }
     if is_filtered() {
         return;
     }
@@ -208,9 +218,8 @@ fn wait(front: &Front) {
 #[cold]
 fn look(front: &Front, more: usize, may_wait: bool) {
     if front.is_forked() {
-        // The process was forked past the C library, whose handlers have not run. SAFETY: after a
-        // fork the program has one thread.
-        unsafe { in_child() };
+        // It was forked past the C library, whose handlers have not run.
+        begin_child(true);
     }
     if let Some(hooks) = loading::hooks() {
         return (hooks.look)(more, may_wait);

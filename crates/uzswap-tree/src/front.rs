@@ -5,7 +5,7 @@
 use crate::{Tree, own_number};
 use libc::{c_int, c_long, pid_t, sigaction};
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
 
 /// The agent's function that the front calls after loading it: a [`Begin`].
@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// Changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_0009;
+pub const FORM: u64 = 0x757a_6672_6f6e_000a;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -75,6 +75,11 @@ pub struct Front {
     /// The last thread that watched, or that loads the agent to watch: its process and its thread
     /// number, in 32 bits each. The thread may have ended.
     pub watcher: AtomicU64,
+    /// The last thread of the program's that was seen to end by a system call: its number, and its
+    /// status in the last 8 bits.
+    pub ended: AtomicU64,
+    /// This process was forked past the C library, which counts its parent's threads still.
+    pub is_past_library: AtomicBool,
 }
 
 /// The agent's functions for the front.
@@ -125,6 +130,18 @@ impl Front {
         self.watcher.store(u64::from(own_number()) << 32 | u64::from(thread), SeqCst);
     }
 
+    /// Notes that the calling thread is about to end by a system call with this status.
+    pub fn note_end(&self, status: u64) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u64;
+        self.ended.store(thread << 8 | status & 0xff, SeqCst);
+    }
+
+    /// The last thread that was noted so, and its status.
+    pub fn ended(&self) -> Option<(i32, i32)> {
+        let ended = self.ended.load(SeqCst);
+        (ended != 0).then_some(((ended >> 8) as i32, (ended & 0xff) as i32))
+    }
+
     /// True in a fork that was made past the C library.
     pub fn is_forked(&self) -> bool {
         self.process.load(Relaxed) != own_number()
@@ -162,6 +179,7 @@ impl Front {
     /// Adds a forked child that was not taken over to the tree, as a process of its own.
     pub fn forked(&self) {
         self.process.store(own_number(), Relaxed);
+        self.ended.store(0, Relaxed);
         self.tree.rejoin();
         self.waits.store(0, Relaxed);
     }

@@ -230,6 +230,11 @@ fn a_program_ends_with_its_last_thread() {
 }
 
 #[test]
+fn a_program_ends_with_the_status_of_a_last_thread_that_ends_by_a_call() {
+    compare("calls.c", &["ends_raw"]);
+}
+
+#[test]
 fn a_file_that_a_program_changes_for_itself_is_named() {
     let folder = folder("calls.c");
     let with = run(folder.path(), &format!("{RUN} ./program copies"));
