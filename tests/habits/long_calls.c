@@ -300,8 +300,52 @@ static int positions(void) {
     return 0;
 }
 
+// A pipe of packets: the kernel makes one of each page of a call's bytes, across its buffers.
+static void count_packets(int from) {
+    static unsigned char packet[2 * PAGE];
+    unsigned long packets = 0, bytes = 0, sum = 0;
+    for (long read_bytes; (read_bytes = read(from, packet, sizeof packet)) > 0; packets++) {
+        for (long i = 0; i < read_bytes; i++) sum = sum * 31 + packet[i];
+        bytes += read_bytes;
+    }
+    printf("%lu packets, %lu bytes, %lu\n", packets, bytes, sum);
+    fflush(stdout);
+}
+static int packets(void) {
+    enum { COUNT = 1024 };
+    static const struct { size_t bytes, apart; } lists[] = { { 5000, 5000 }, { 4, PAGE }, { 3, 2 * PAGE - 1 } };
+    unsigned char *all = map(COUNT * 2 * PAGE);
+    struct iovec list[COUNT];
+    end_after(100);
+    for (int i = 0; i < COUNT * 2 * PAGE; i++) all[i] = i * 7 / 3;
+    grow();
+    for (int turn = 0; turn < 4; turn++) {
+        int ends[2];
+        if (pipe2(ends, O_DIRECT)) return 2;
+        pid_t child = fork();
+        if (!child) {
+            close(ends[1]);
+            count_packets(ends[0]);
+            _exit(0);
+        }
+        close(ends[0]);
+        for (int i = 0; i < COUNT; i++)
+            list[i] = (struct iovec){ all + i * lists[turn % 3].apart, lists[turn % 3].bytes };
+        // A list with a buffer that cannot be read.
+        if (turn == 3) list[1000].iov_base = (void *)16;
+        send_out(all, COUNT * 2 * PAGE);
+        long written = writev(ends[1], list, COUNT);
+        printf("%ld\n", written);
+        fflush(stdout);
+        close(ends[1]);
+        waitpid(child, NULL, 0);
+    }
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
+        { "packets", packets },
         { "pipes", pipes }, { "beyond", beyond }, { "positions", positions },
         { "waits_for_many", waits_for_many }, { "filters", filters }, { "nodes", nodes },
         { "many_messages", many_messages }, { "streams", streams }, { "copies", copies },

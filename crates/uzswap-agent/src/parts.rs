@@ -8,15 +8,18 @@ use crate::pins::{
     BUFFERS_MAX, BYTES_MAX, GivenMemory, MOST, Pins, UNTOLD, is_stream, is_type, pin_header,
     pin_message, poke,
 };
-use crate::{Agent, own_files};
+use crate::{Agent, own_files, thread, whole};
 use libc::c_long;
 use std::mem::offset_of;
+use std::ops::Range;
 use uzswap_calls::{Call, raw};
+use uzswap_sys::map::PAGE_BYTES;
 
 /// A kind of long call.
 pub enum Long {
     Messages,
     Stream,
+    Packets,
     Random,
 }
 
@@ -26,6 +29,7 @@ pub fn kind(call: &Call) -> Option<Long> {
     let kind = match call.number as c_long {
         libc::SYS_recvmmsg | libc::SYS_sendmmsg => return Some(Long::Messages),
         libc::SYS_getrandom => return Some(Long::Random),
+        libc::SYS_writev if is_pipe_of_packets(file) => return Some(Long::Packets),
         libc::SYS_writev => is_pipe_or_stream(file) && !own_files::may_show_memory(),
         // For each call with MSG_ZEROCOPY the kernel reports once that it is done with the memory.
         libc::SYS_sendto => third as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
@@ -42,6 +46,7 @@ pub fn make(agent: &Agent, call: &mut Call, kind: &Long) -> bool {
     let result = match kind {
         Long::Messages => Some(messages(agent, call)),
         Long::Stream => Stream::of(agent, call),
+        Long::Packets => packets(agent, call),
         Long::Random => Some(random(agent, call)),
     };
     if let Some(result) = result {
@@ -60,6 +65,13 @@ fn is_stream_socket(file: u64) -> bool {
 
 fn is_pipe_or_stream(file: u64) -> bool {
     is_type(file as i32, libc::S_IFIFO) || is_stream_socket(file)
+}
+
+/// True for a pipe each of whose packets one `read` takes (`O_DIRECT`).
+fn is_pipe_of_packets(file: u64) -> bool {
+    // SAFETY: asks for the flags of a descriptor.
+    let flags = || unsafe { raw(libc::SYS_fcntl as u64, [file, libc::F_GETFL as u64, 0, 0, 0, 0]) };
+    is_type(file as i32, libc::S_IFIFO) && flags() & i64::from(libc::O_DIRECT) != 0
 }
 
 /// The answer to a call whose parts have moved `done` bytes, and whose last part answered `result`.
@@ -156,6 +168,51 @@ impl Stream {
         }
         result
     }
+}
+
+/// `writev` to a pipe of packets. The kernel makes a packet of each page of the list's bytes,
+/// across its buffers. So parts end at such a page, and are of a copy: a part may have more buffers
+/// than may be pinned.
+fn packets(agent: &Agent, call: &Call) -> Option<i64> {
+    let [file, list, count, ..] = call.arguments;
+    let given = GivenMemory::list(list, count)?;
+    let mut used = thread::Use::begin();
+    let copy = whole::map(whole::PART)?;
+    used.note_mapping(copy.clone());
+    let (mut done, mut filled) = (0, 0);
+    let mut parts = given.parts();
+    let mut rest = parts.next();
+    while let Some((at, bytes)) = rest {
+        let part = bytes.min(whole::PART - filled as u64);
+        let copied = whole::copy_part(agent, (at, part), copy.start + filled);
+        filled += copied;
+        let is_read = copied as u64 == part;
+        if !is_read {
+            // The kernel writes no part of a packet that it cannot read.
+            filled = filled / PAGE_BYTES * PAGE_BYTES;
+        }
+        rest = match bytes - part {
+            _ if !is_read => None,
+            0 => parts.next(),
+            more => Some((at.wrapping_add(part), more)),
+        };
+        if rest.is_none() || filled as u64 == whole::PART {
+            // SAFETY: bytes of a mapping of ours, to the program's file.
+            let write = || unsafe { raw(libc::SYS_write as u64, arguments(file, &copy, filled)) };
+            let is_beyond = !is_read && filled == 0;
+            let result = if is_beyond { -i64::from(libc::EFAULT) } else { write() };
+            done = sum(done, result);
+            if result != filled as i64 {
+                break;
+            }
+            filled = 0;
+        }
+    }
+    Some(done)
+}
+
+fn arguments(file: u64, copy: &Range<usize>, bytes: usize) -> [u64; 6] {
+    [file, copy.start as u64, bytes as u64, 0, 0, 0]
 }
 
 /// `recvmmsg`, `sendmmsg`: as many messages at a time as may be pinned.

@@ -10,7 +10,7 @@ use uzswap_calls::{Call, raw};
 use uzswap_sys::map::{PAGE_BYTES, place};
 
 /// Bytes that are pinned and copied at a time.
-const PART: u64 = 1 << 20;
+pub const PART: u64 = 1 << 20;
 
 /// The memory that a write is given. `None` if the call writes no file.
 fn given(call: &Call) -> Option<GivenMemory> {

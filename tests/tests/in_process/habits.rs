@@ -235,6 +235,11 @@ fn a_program_ends_with_the_status_of_a_last_thread_that_ends_by_a_call() {
 }
 
 #[test]
+fn a_pipe_of_packets_has_those_of_the_program() {
+    compare("long_calls.c", &["packets"]);
+}
+
+#[test]
 fn a_file_that_a_program_changes_for_itself_is_named() {
     let folder = folder("calls.c");
     let with = run(folder.path(), &format!("{RUN} ./program copies"));
