@@ -5,7 +5,9 @@
 
 use crate::buffers::{pinned, touched};
 use crate::pins::{moves_nothing_by_error, refuse};
-use crate::{AGENT, Agent, advice, descriptors, devices, execute, layout, masks, processes};
+use crate::{
+    AGENT, Agent, advice, descriptors, devices, execute, layout, limits, masks, processes,
+};
 use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
@@ -138,8 +140,9 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_clone3 => processes::clone3(agent, call),
         libc::SYS_fork => processes::fork(agent, call),
         libc::SYS_vfork | libc::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
-        libc::SYS_getrlimit | libc::SYS_setrlimit => processes::limit(agent, call, &[1]),
-        libc::SYS_prlimit64 => processes::limit(agent, call, &[2, 3]),
+        libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => {
+            limits::limit(agent, call)
+        }
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => descriptors::on_close_range(call),
         libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),

@@ -2,13 +2,14 @@
 //! answers `EFAULT` if a string is absent. Other threads may need all memory while the agent pins.
 
 use crate::pins::{Pins, TRIES, peek_bytes};
-use crate::{Agent, stacks};
+use crate::{Agent, limits, stacks};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
 /// See the module.
 pub fn execute(agent: &Agent, call: &mut Call) -> Outcome {
+    limits::tell_kernel();
     let _ = (0..TRIES).any(|_| try_to_execute(agent, call));
     Outcome::Done
 }

@@ -38,6 +38,7 @@ mod handlers;
 mod hooks;
 mod kernel;
 mod layout;
+mod limits;
 mod looker;
 mod masks;
 mod own_files;
@@ -150,8 +151,8 @@ fn begin(front: &'static Front) {
     // This comes before the program's threads are stopped.
     variables_bytes();
     IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
-    let _ = FRONT.set(front);
     threads::find_count();
+    let _ = FRONT.set(front);
     fault_signals::set_masks_by(signals::set_mask);
 }
 

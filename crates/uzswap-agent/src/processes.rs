@@ -1,7 +1,7 @@
 //! Calls about signals, processes and descriptors.
 
 use crate::execute::bytes_of;
-use crate::pins::{Pins, make_until_it_sees, peek, peek_bytes, pin_touched, poke, refuse};
+use crate::pins::{Pins, peek, peek_bytes, poke, refuse};
 use crate::signals::{self, KernelAction, ours};
 use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stage};
 use std::mem::MaybeUninit;
@@ -124,18 +124,6 @@ fn action_of_ours(agent: &Agent, call: &mut Call) -> Outcome {
 /// `fork`: the child has all of this process's memory, its compressed pages included.
 pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
     make_child(agent, call, call.arguments, 0)
-}
-
-/// `getrlimit`, `setrlimit`, `prlimit64`: not while a fork has raised limits for its child.
-pub fn limit(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
-    layout::await_complete();
-    let _inside = inside();
-    let _no_fork = layout::lock();
-    let mut pins = Pins::new(agent);
-    pin_touched(&mut pins, call, arguments);
-    make_until_it_sees(agent, call, arguments);
-    drop(pins);
-    Outcome::Done
 }
 
 /// Makes a child with memory of its own. If the child is to have another stack, it switches to that

@@ -10,7 +10,7 @@
 
 use crate::buffers::touched;
 use crate::pins::{Pins, peek, refuse};
-use crate::{Agent, alone, handlers, layout, stacks, stage};
+use crate::{Agent, alone, handlers, layout, limits, stacks, stage};
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
 use uzswap_calls::{Call, Outcome, raw};
@@ -106,6 +106,7 @@ pub fn leave(agent: &Agent, reason: &str) {
     if !was_left {
         agent.pager.give_all_back();
     }
+    limits::tell_kernel();
     stage::confine();
     // Our handler would make such calls.
     fault_signals::give_back();

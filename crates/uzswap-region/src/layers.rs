@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::backing::{Backing, Completion, FileBacking, Write};
 use uzswap_sys::map::Mapping;
-use uzswap_sys::{process, shared};
+use uzswap_sys::{past_limit, process, shared};
 
 /// The most files: the top, and the layers below it.
 const FILES: usize = 6;
@@ -357,15 +357,23 @@ impl Backing for Layers {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        check_limit(offset + bytes.len() as u64)?;
-        self.0.top_for(offset, bytes.len()).write(offset, bytes)
+        let top = self.0.top_for(offset, bytes.len());
+        match process::may_write_to(offset + bytes.len() as u64) {
+            true => top.write(offset, bytes),
+            // The program has lowered the limit since the file was made.
+            false => past_limit::write(top.file(), offset, bytes),
+        }
     }
 
     fn submit(&self, write: Write) {
-        if let Err(error) = check_limit(write.offset + write.bytes as u64) {
-            return self.0.files[self.0.top.load(Relaxed)].refuse(write, error);
+        let top = self.0.top_for(write.offset, write.bytes);
+        match process::may_write_to(write.offset + write.bytes as u64) {
+            true => top.submit(write),
+            false => {
+                let result = past_limit::write(top.file(), write.offset, write.bytes());
+                top.end(write, result);
+            }
         }
-        self.0.top_for(write.offset, write.bytes).submit(write);
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {

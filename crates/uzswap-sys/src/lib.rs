@@ -19,6 +19,7 @@ pub mod loopdev;
 pub mod map;
 pub mod node;
 pub mod own_threads;
+pub mod past_limit;
 pub mod pid_namespace;
 pub mod pressure;
 pub mod proc_mem;

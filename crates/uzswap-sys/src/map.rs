@@ -66,7 +66,15 @@ impl Mapping {
     /// processes that map it see all writes. Left out of core dumps.
     pub fn of_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
-        let base = calls::map_file(file, bytes)?;
+        let base = calls::map_file(file, 0, bytes)?;
+        remember(base, bytes);
+        Ok(Self { base, bytes })
+    }
+
+    /// The same for the part of a file from `offset` on, a multiple of the page.
+    pub fn of_part(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
+        let base = calls::map_file(file, offset, bytes)?;
         remember(base, bytes);
         Ok(Self { base, bytes })
     }

@@ -240,6 +240,15 @@ fn a_pipe_of_packets_has_those_of_the_program() {
 }
 
 #[test]
+fn limits_that_a_program_sets_hold_for_its_own_files_alone() {
+    for means in ["userfaultfd", "guards"] {
+        let before = format!("export UZSWAP_MEANS={means};");
+        compare_with("limits.c", &["soft_files", "hard_files"], &before);
+    }
+    compare("limits.c", &["stays"]);
+}
+
+#[test]
 fn a_file_that_a_program_changes_for_itself_is_named() {
     let folder = folder("calls.c");
     let with = run(folder.path(), &format!("{RUN} ./program copies"));

@@ -70,9 +70,9 @@ impl FileBacking {
         self
     }
 
-    /// Ends a write without making it.
-    pub fn refuse(&self, write: Write, error: io::Error) {
-        self.queue().done.push(Completion { write, result: Err(error) });
+    /// Ends a write that was made otherwise, or that is not made.
+    pub fn end(&self, write: Write, result: io::Result<()>) {
+        self.queue().done.push(Completion { write, result });
     }
 
     /// The file or device.

@@ -14,11 +14,11 @@ pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-pub fn map_file(file: BorrowedFd<'_>, bytes: usize) -> io::Result<NonNull<u8>> {
+pub fn map_file(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<NonNull<u8>> {
     let (at, access) = (place::next(bytes), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY: a fresh mapping, where nothing is, aliases nothing. The caller knows the changes that
     // other processes make.
-    let base = unsafe { mm::mmap(at, bytes, access, MapFlags::SHARED, file, 0) }?;
+    let base = unsafe { mm::mmap(at, bytes, access, MapFlags::SHARED, file, offset) }?;
     // SAFETY: the call changes no contents.
     unsafe { mm::madvise(base, bytes, Advice::LinuxDontDump) }?;
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())

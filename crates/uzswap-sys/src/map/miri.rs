@@ -16,7 +16,7 @@ pub fn map(bytes: usize) -> io::Result<NonNull<u8>> {
         .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-pub fn map_file(_file: BorrowedFd<'_>, _bytes: usize) -> io::Result<NonNull<u8>> {
+pub fn map_file(_file: BorrowedFd<'_>, _offset: u64, _bytes: usize) -> io::Result<NonNull<u8>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
