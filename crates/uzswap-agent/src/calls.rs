@@ -8,7 +8,7 @@ use crate::pins::{moves_nothing_by_error, refuse};
 use crate::{
     AGENT, Agent, advice, descriptors, devices, execute, layout, limits, masks, processes,
 };
-use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits};
+use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits, written};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome};
@@ -115,7 +115,10 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_munmap => layout::unmap(agent, call),
         libc::SYS_brk => layout::grow_heap(agent, call),
         libc::SYS_mremap => layout::remap(agent, call),
-        libc::SYS_mprotect | libc::SYS_pkey_mprotect => layout::protect(agent, call),
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
+            written::before_protect(agent, call);
+            if stage::is_left() { Outcome::Bare } else { layout::protect(agent, call) }
+        }
         libc::SYS_madvise => advice::advise(agent, call),
         libc::SYS_process_madvise => advise_process(agent, call),
         libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => visits::on_call(agent, call),

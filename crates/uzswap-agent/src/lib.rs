@@ -63,6 +63,7 @@ mod transfer;
 mod visits;
 mod watcher;
 mod whole;
+mod written;
 
 use decide::{Action, decide};
 use stage::Stage;
@@ -150,8 +151,8 @@ fn begin(front: &'static Front) {
     map::place::set_apart();
     // This comes before the program's threads are stopped.
     variables_bytes();
-    IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     threads::find_count();
+    IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     let _ = FRONT.set(front);
     fault_signals::set_masks_by(signals::set_mask);
 }

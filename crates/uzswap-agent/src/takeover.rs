@@ -12,7 +12,7 @@ use crate::{
     AGENT, Agent, adoption, calls, children, devices, fast_path, forking, handlers, looker,
     restart, robust,
 };
-use crate::{layout, own_files, processes, seen, sharing, signals, stacks, threads, tree};
+use crate::{layout, own_files, processes, seen, sharing, signals, stacks, threads, tree, written};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, OsStr};
 use std::fs;
@@ -73,6 +73,9 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if let Some(watcher) = watcher() {
         return Err(format!("{watcher}, which would see our faults as its own"));
     }
+    if written::is_there() {
+        return Err(written::REASON.into());
+    }
     if modules.iter().any(|module| module.is_go) {
         return Err("it is Go's, whose stacks have no room to bring in what calls need".into());
     }
@@ -81,7 +84,7 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
 
 /// Takes the program over, with this budget. An error names the reason. Nothing has changed then.
 pub fn take_over(memory: u64) -> Result<(), String> {
-    let modules = sites::modules();
+    let modules = modules().map_err(|error| error.to_string())?;
     let me = rustix::thread::gettid().as_raw_nonzero().get();
     check(&modules, me)?;
     let said = |error: &dyn std::fmt::Display| error.to_string();
@@ -90,7 +93,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let looks = Looks { first: fast_path::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
-    let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(|error| said(&error))?;
+    let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(why_not_replaced)?;
     let pager = pager(memory).map_err(|error| why_no_pager(&error))?;
     if !has_room_for_fork() {
         return Err(too_few_descriptors());
@@ -154,6 +157,15 @@ pub fn take_over(memory: u64) -> Result<(), String> {
 fn wait_for_next<T>() -> Option<T> {
     std::thread::sleep(std::time::Duration::from_millis(20));
     None
+}
+
+fn why_not_replaced(error: io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => {
+            "its code is sealed (mseal), so its system calls stay as they are".into()
+        }
+        _ => format!("its system calls cannot be replaced: {error}"),
+    }
 }
 
 fn why_no_pager(error: &uzswap_region::Error) -> String {
@@ -260,9 +272,18 @@ pub fn look_ahead() {
         // This thread then holds the dynamic linker's lock.
         let _busy = forking::busy();
         sites::make_tables();
-        sites::modules()
+        modules()
     };
+    // Without them the take-over will say why.
+    let Ok(modules) = modules else { return };
     looker::apart(|| sites_of(&modules.iter().collect::<Vec<_>>()));
+}
+
+/// All files with code.
+fn modules() -> io::Result<Vec<sites::Module>> {
+    let mut modules = sites::modules();
+    modules.extend(looker::apart(|| sites::unlisted(&modules))?);
+    Ok(modules)
 }
 
 /// The system calls of all files but this library. Searches the files that are not known yet.

@@ -4,6 +4,12 @@
 //! beginning of its function, which the unwind tables give. It is a site only if an instruction
 //! begins there, and that instruction is `syscall`.
 
+mod unlisted;
+mod written;
+
+pub use unlisted::unlisted;
+pub use written::{BEFORE, makes_call};
+
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use object::LittleEndian;
@@ -100,7 +106,7 @@ pub struct Module {
     tables: Option<Range<usize>>,
 }
 
-/// All files that the dynamic linker has mapped, and the kernel's own (vDSO), which makes calls for
+/// All files that the dynamic linker lists, and the kernel's own (vDSO), which makes calls for
 /// the work that it leaves to the kernel.
 pub fn modules() -> Vec<Module> {
     unsafe extern "C" fn add(

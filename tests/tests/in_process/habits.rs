@@ -21,6 +21,12 @@ fn folder(program: &str) -> tempfile::TempDir {
     if program == "mappings.c" {
         make_library(folder.path());
     }
+    if program == "libraries.c" {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-DAUDIT", "-O1", "-w", "-shared", "-fPIC", "-o", "audit.so"]);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("habits").join(program);
+        assert!(compiler.arg(source).current_dir(&folder).status().unwrap().success());
+    }
     folder
 }
 
@@ -246,6 +252,29 @@ fn limits_that_a_program_sets_hold_for_its_own_files_alone() {
         compare_with("limits.c", &["soft_files", "hard_files"], &before);
     }
     compare("limits.c", &["stays"]);
+}
+
+#[test]
+fn libraries_of_other_namespaces_see_memory_that_is_out() {
+    for means in ["userfaultfd", "guards"] {
+        let before = format!("export UZSWAP_MEANS={means};");
+        compare_with("libraries.c", &["early_namespace", "late_namespace"], &before);
+    }
+    // A debug build has more variables in each thread than there is room for beside these.
+    let room = "export GLIBC_TUNABLES=glibc.rtld.optional_static_tls=8192;";
+    let before = format!("{room} export LD_AUDIT=./audit.so;");
+    compare_with("libraries.c", &["audited"], &before);
+}
+
+#[test]
+fn a_program_that_writes_system_calls_as_it_runs_is_left_alone() {
+    let folder = folder("libraries.c");
+    for habit in ["early_code", "late_code", "early_writable_code"] {
+        let output = run(folder.path(), &format!("{RUN} ./program {habit}"));
+        assert_eq!(said(&output), "30000\n", "{habit}");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(told.contains("writes code as it runs that makes system calls"), "{habit}: {told}");
+    }
 }
 
 #[test]

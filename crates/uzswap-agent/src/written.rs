@@ -1,0 +1,64 @@
+//! Code that the program writes as it runs, and that makes system calls itself. These are not
+//! replaced ([`uzswap_calls::sites::makes_call`]), and would not see memory that is out. So such a
+//! program is left alone. The code is looked at when it becomes executable. Code that is written to
+//! memory that is executable already is seen at the take-over only.
+
+use crate::pins::{Pins, peek_bytes};
+use crate::{Agent, inside, looker, seccomp};
+use std::fs;
+use std::ops::Range;
+use uzswap_calls::{Call, sites, table};
+use uzswap_sys::map::Mapped;
+
+pub const REASON: &str = "it writes code as it runs that makes system calls itself";
+
+/// Bytes that are looked at together.
+const PART: usize = 64 << 10;
+
+/// Before `mprotect`, `pkey_mprotect`: leaves the program alone if the memory is such code.
+pub fn before_protect(agent: &Agent, call: &Call) {
+    let [at, bytes, access, ..] = call.arguments;
+    if access as i32 & libc::PROT_EXEC == 0 {
+        return;
+    }
+    let range = at as usize..at.saturating_add(bytes) as usize;
+    let bring = |part| _ = Pins::new(agent).pin(part, PART as u64);
+    let inside = inside();
+    let found = makes_call(range, bring);
+    drop(inside);
+    if found {
+        seccomp::leave(agent, REASON);
+    }
+}
+
+/// True if the program has such code, before it is taken over.
+pub fn is_there() -> bool {
+    looker::apart(|| {
+        let maps = fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
+        let written = maps.lines().filter_map(Mapped::parse).filter(|one| {
+            let is_kernels = one.name.starts_with("[v");
+            one.access[2] == b'x' && one.access[3] == b'p' && !one.has_file && !is_kernels
+        });
+        written.map(|one| one.range).any(|range| makes_call(range, |_| {}))
+    })
+}
+
+/// True if a range has such code, as far as it can be read. `bring` is told each part.
+fn makes_call(range: Range<usize>, bring: impl Fn(u64)) -> bool {
+    let mut code = vec![0; PART];
+    let mut at = range.start;
+    while at < range.end {
+        let bytes = PART.min(range.end - at);
+        bring(at as u64);
+        let read = peek_bytes(at as u64, &mut code[..bytes]);
+        if sites::makes_call(&code[..read], table::is_looked_at) {
+            return true;
+        }
+        if read < PART {
+            break;
+        }
+        // A call may lie across the end of a part.
+        at += PART - sites::BEFORE - 2;
+    }
+    false
+}
