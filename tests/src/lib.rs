@@ -77,11 +77,14 @@ pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
     (output, watcher.join().expect("it only looks"))
 }
 
+/// Before glibc 2.34, functions of the C library are in these libraries, too.
+pub const OLD_LIBRARIES: [&str; 2] = ["-ldl", "-lrt"];
+
 /// Compiles a program in C to FOLDER/program.
 pub fn compile(folder: &Path, text: &str, options: &[&str]) {
     fs::write(folder.join("program.c"), text).expect("room for a file");
     let mut compiler = Command::new("cc");
-    compiler.args(["-O1", "program.c", "-o", "program"]).args(options);
+    compiler.args(["-O1", "program.c", "-o", "program"]).args(options).args(OLD_LIBRARIES);
     assert!(compiler.current_dir(folder).status().expect("a compiler").success());
 }
 

@@ -142,7 +142,9 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
         split(processor, &built.join(profile).join(name), &dist.stage, &debug)
     };
     let program = take(of_program, "uzswap")?;
-    let libraries = libraries.iter().map(|name| take(of_libraries, name)).collect::<Result<_>>()?;
+    let libraries: Vec<_> =
+        libraries.iter().map(|name| take(of_libraries, name)).collect::<Result<_>>()?;
+    libraries.iter().try_for_each(|library| check_needs(processor, library))?;
     let name = format!("uzswap-{VERSION}-{}-linux-debug.tar.xz", processor.name);
     let mut tar = Command::new("tar");
     succeed(tar.arg("-cJf").arg(dist.folder.join(name)).arg("-C").arg(&debug).arg("."))?;
@@ -154,6 +156,16 @@ pub fn cargo(root: &Path, target: &Path) -> Result<Command> {
     let mut command = Sysroot::new(target, &X86)?.cargo();
     command.current_dir(root).env("CARGO_BUILD_TARGET", X86.target());
     Ok(command)
+}
+
+/// Fails if a library needs the shared unwinder, which programs in C do not load: each start of a
+/// program would load one library more, and unwinding would call functions of the program's.
+fn check_needs(processor: &Processor, library: &Path) -> Result<()> {
+    let needs = output(processor.tool("readelf").arg("--dynamic").arg(library))?;
+    match needs.contains("libgcc_s") {
+        true => Err(format!("{} needs libgcc_s.so; see link_unwinder", library.display()).into()),
+        false => Ok(()),
+    }
 }
 
 /// The profiles of the program and of the libraries.
@@ -375,14 +387,17 @@ fn write_compiler(root: &Path, processor: &Processor, compiler: &Path) -> Result
     let multiarch = processor.multiarch();
     let libraries = ["usr/lib", "lib"].map(|folder| root.join(folder).join(&multiarch));
     let folders = [&[runtime(root, processor)][..], &libraries].concat();
-    let option = |folder: &PathBuf| format!(" '-B{0}/' '-L{0}'", folder.display());
-    let options: String = folders.iter().map(option).collect();
+    let all = |option: &str, end: &str| -> String {
+        folders.iter().map(|folder| format!(" '{option}{}{end}'", folder.display())).collect()
+    };
+    // The folders of libraries come last: a crate's own folder may have another `libgcc_s.so`.
+    let (programs, libraries) = (all("-B", "/"), all("-L", ""));
     let late = compile(root, processor, "late_names", LATE_NAMES)?;
     let (late, root) = (late.display(), root.display());
     let text = format!(
         "#!/bin/sh\n\
          case \" $* \" in *' -c '*) ;; *) set -- \"$@\" '{late}' ;; esac\n\
-         exec {}gcc '--sysroot={root}'{options} \"$@\"\n",
+         exec {}gcc '--sysroot={root}'{programs} \"$@\"{libraries}\n",
         processor.tools
     );
     fs::write(compiler, text)?;

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use uzswap_tests::as_nobody;
+use uzswap_tests::{OLD_LIBRARIES, as_nobody};
 
 /// A folder with one of the programs.
 fn folder(program: &str) -> tempfile::TempDir {
@@ -17,6 +17,7 @@ fn folder(program: &str) -> tempfile::TempDir {
     let mut compiler = Command::new("cc");
     // Makes cleanup handlers run by the unwinder.
     compiler.args(["-O1", "-fexceptions", "-pthread", "-o", "program"]).arg(source);
+    compiler.args(OLD_LIBRARIES);
     assert!(compiler.current_dir(&folder).status().unwrap().success());
     if program == "mappings.c" {
         make_library(folder.path());
