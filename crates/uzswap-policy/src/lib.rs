@@ -7,6 +7,7 @@
 //! counts the memory that the pages take. [`idle`] decides how much of its share a process leaves
 //! to others, and [`favour`] how much a tree's oldest processes come before the others.
 //! [`margin`] decides how much of a container's limit is left beside a budget.
+//! [`pool_share`] decides how much of its memory a pager leaves to compressed pages.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
@@ -18,6 +19,7 @@ pub mod favour;
 pub mod idle;
 pub mod margin;
 pub mod order;
+pub mod pool_share;
 
 mod counted_memory;
 mod model;

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use uzswap_engine::{Cache, PAGE_BYTES};
 use uzswap_policy::order::Order;
+use uzswap_policy::pool_share::{self, Loaded, PoolShare};
 use uzswap_remote::Tiers;
 use uzswap_sys::uffd::Uffd;
 use uzswap_trace::Log;
@@ -38,10 +39,14 @@ pub(crate) struct Hand {
     pub(crate) region: u32,
     pub(crate) page: u32,
     pub(crate) order: Order,
+    pub(crate) pool: PoolShare,
 }
 
 /// Moving pages in the least budget: two batches for the staging area, and as many pages in use.
 const MOVING: i64 = 4 * BATCH as i64;
+
+/// Bytes of a pool that is not made smaller: two sections.
+const POOL_LEAST: i64 = 4 << 20;
 
 /// The state that all parts of a pager share.
 pub(crate) struct Inner {
@@ -71,6 +76,8 @@ pub(crate) struct Inner {
     table_bytes: AtomicI64,
     pinned: AtomicI64,
     pool_limit: AtomicI64,
+    /// The decision of [`PoolShare`] that is in force.
+    pool_steps: AtomicU32,
     stopping: AtomicBool,
     pub(crate) handlers: Handlers,
 }
@@ -112,6 +119,7 @@ impl Inner {
             staging_batches,
             pinned: AtomicI64::new(0),
             pool_limit: AtomicI64::new(0),
+            pool_steps: AtomicU32::new(0),
             stopping: AtomicBool::new(false),
             handlers: Handlers::default(),
         };
@@ -149,8 +157,7 @@ impl Inner {
     }
 
     /// Tells the budget the size of the cache, and the cache the limit of its pool. The limit is
-    /// the budget less an eighth, which stays for pages, and less the cache's memory beside the
-    /// pool.
+    /// the part of the budget that the pool may have, less the cache's memory beside the pool.
     pub(crate) fn account(&self) {
         if self.log.is_some() {
             return self.budget.set_cache_bytes(0, 0);
@@ -159,13 +166,40 @@ impl Inner {
         let ahead = self.cache.memory_bytes_ahead();
         self.budget.set_cache_bytes(self.cache.memory_bytes() + tables, ahead);
         let bytes = self.budget.bytes() as i64;
-        let for_pool = bytes - bytes / 8 - (self.cache.bytes_besides_pool() + tables) as i64;
-        let limit = self.cache.pool_bytes_in(for_pool.max(0) as usize).max(1 << 20) as i64;
+        let besides = (self.cache.bytes_besides_pool() + tables) as i64;
+        let limit_after = |steps| {
+            let for_pool = pool_share::bytes_for_pool(bytes as u64, steps) as i64 - besides;
+            self.cache.pool_bytes_in(for_pool.max(0) as usize).max(1 << 20) as i64
+        };
+        let least = limit_after(0).min(POOL_LEAST);
+        let limit = limit_after(self.pool_steps.load(Relaxed)).max(least);
         if (limit - self.pool_limit.load(Relaxed)).abs() > bytes / 128 {
             self.pool_limit.store(limit, Relaxed);
             let set = self.cache.set_attribute("max_pool_bytes", &limit.to_string());
             set.expect("at least 1 MiB is a value of it");
         }
+    }
+
+    /// Makes the pool smaller or larger, by the pages that came from it and from the backing.
+    pub(crate) fn tend_pool(&self) {
+        let count = |name| self.cache.statistic(name).unwrap_or(0);
+        if count("backing_total_size") == 0 {
+            return;
+        }
+        let elsewhere = count("loads_backing") + count("loads_same_filled");
+        let pool = count("loads").saturating_sub(elsewhere);
+        let loaded = Loaded { pool, reads: count("backing_reads") };
+        let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.pool_steps.load(Relaxed);
+        let steps = hand.pool.tend(before, loaded);
+        // If another thread has just given the pool all of its memory, that holds.
+        let _ = self.pool_steps.compare_exchange(before, steps, Relaxed, Relaxed);
+    }
+
+    /// Gives the pool all memory that it may ever have, because the backing takes no page. `false`:
+    /// it had that already.
+    pub(crate) fn give_pool_all(&self) -> bool {
+        self.pool_steps.swap(0, Relaxed) > 0
     }
 
     /// Fits the memory that the cache reserves for further pages to the budget.

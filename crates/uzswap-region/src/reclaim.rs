@@ -160,6 +160,7 @@ impl Inner {
         let _steady = self.steady();
         // After an error a new CPU shares other CPUs' resources, and the next call tries again.
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
+        self.tend_pool();
         // `tend` meets its errors again.
         let _ = self.cache.maintain();
         self.budget.give_back(self.lanes.take_unused());
@@ -420,6 +421,10 @@ impl Inner {
         let mut store = self.cache.store(key, content);
         if store == Store::Rejected(Reject::AllocFail) {
             self.tend();
+            store = self.cache.store(key, content);
+        }
+        if store == Store::Rejected(Reject::ReclaimFail) && self.give_pool_all() {
+            self.account();
             store = self.cache.store(key, content);
         }
         store == Store::Stored || self.cache.store_through(key, content) == Store::Stored

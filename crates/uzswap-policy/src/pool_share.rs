@@ -1,0 +1,122 @@
+//! The part of a pager's memory that compressed pages may have, where there is a backing.
+//!
+//! Compressed pages that the program no longer touches take memory from the pages that it uses. On
+//! the backing they would take none. But a page on the backing takes longer to come back. So the
+//! pool becomes smaller while the reads of the backing cost little beside the faults that the pool
+//! serves, and larger while they cost much. A program without faults changes nothing.
+
+use crate::costs::{BACKING, POOL};
+
+/// Steps are 64ths of the memory. With the most of them, a quarter of the memory is left.
+const STEP_PART: u64 = 64;
+const STEPS_MAX: u32 = 40;
+
+/// The part of the memory that the pool never has.
+const FOR_PAGES_PART: u64 = 8;
+
+/// Loads after which the part is set again, at first.
+const EVERY: u64 = 1024;
+const EVERY_MAX: u64 = EVERY << 12;
+
+/// The pool becomes smaller while the reads cost less than this part of the other loads.
+const CHEAP: f64 = 0.125;
+/// It becomes larger while they cost more than this part.
+const DEAR: f64 = 0.25;
+
+/// Loads since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Loaded {
+    /// Pages that came from the pool.
+    pub pool: u64,
+    /// Reads of the backing.
+    pub reads: u64,
+}
+
+/// See the module.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolShare {
+    steps: u32,
+    every: u64,
+    seen: Loaded,
+}
+
+impl Default for PoolShare {
+    fn default() -> Self {
+        Self { steps: 0, every: EVERY, seen: Loaded::default() }
+    }
+}
+
+impl PoolShare {
+    /// Decides by the loads since the last decision. `steps` is the decision that is in force: none
+    /// if the backing took no page, so that the pool needed all of its memory. The next steps then
+    /// take twice as many loads.
+    pub fn tend(&mut self, steps: u32, seen: Loaded) -> u32 {
+        if steps < self.steps {
+            self.every = (self.every * 2).min(EVERY_MAX);
+            (self.steps, self.seen) = (steps, seen);
+        }
+        let pool = seen.pool.saturating_sub(self.seen.pool);
+        let reads = seen.reads.saturating_sub(self.seen.reads);
+        if pool + reads < self.every {
+            return self.steps;
+        }
+        self.seen = seen;
+        let (from_pool, from_backing) = (pool as f64 * POOL, reads as f64 * BACKING);
+        if from_backing < from_pool * CHEAP {
+            self.steps = (self.steps + 1).min(STEPS_MAX);
+        } else if from_backing > from_pool * DEAR {
+            self.steps = self.steps.saturating_sub(1);
+        }
+        self.steps
+    }
+}
+
+/// Bytes of a memory of `bytes` that the pool may have after so many steps.
+pub fn bytes_for_pool(bytes: u64, steps: u32) -> u64 {
+    bytes - bytes / FOR_PAGES_PART - bytes / STEP_PART * u64::from(steps.min(STEPS_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The steps after `times` decisions, with so many loads and reads before each.
+    fn after(share: &mut PoolShare, times: u64, (pool, reads): (u64, u64)) -> u32 {
+        let mut seen = share.seen;
+        for _ in 0..times {
+            seen = Loaded { pool: seen.pool + pool, reads: seen.reads + reads };
+            share.tend(share.steps, seen);
+        }
+        share.steps
+    }
+
+    #[test]
+    fn the_pool_becomes_smaller_until_the_backing_is_read() {
+        let mut share = PoolShare::default();
+        assert_eq!(after(&mut share, 10, (2000, 0)), 10);
+        assert_eq!(after(&mut share, 10, (2000, 50)), 10, "between cheap and dear");
+        assert_eq!(after(&mut share, 4, (2000, 100)), 6, "10 000 beside 26 000 µs");
+        assert_eq!(after(&mut share, 100, (2000, 0)), STEPS_MAX);
+        assert_eq!(bytes_for_pool(6400, STEPS_MAX), 1600);
+        assert_eq!(bytes_for_pool(6400, 0), 5600);
+    }
+
+    #[test]
+    fn a_program_without_faults_changes_nothing() {
+        let mut share = PoolShare::default();
+        assert_eq!(after(&mut share, 3, (300, 0)), 0);
+        assert_eq!(share.tend(0, Loaded { pool: 1000, reads: 0 }), 0);
+        assert_eq!(share.tend(0, Loaded { pool: 1024, reads: 0 }), 1);
+    }
+
+    #[test]
+    fn a_backing_that_took_no_page_is_tried_again_later() {
+        let mut share = PoolShare::default();
+        assert_eq!(after(&mut share, 3, (1024, 0)), 3);
+        assert_eq!(share.tend(0, share.seen), 0);
+        assert_eq!(after(&mut share, 1, (1024, 0)), 0);
+        assert_eq!(after(&mut share, 1, (1024, 0)), 0, "counted from the last decision");
+        let seen = Loaded { pool: share.seen.pool + 2048, reads: 0 };
+        assert_eq!(share.tend(0, seen), 1);
+    }
+}
