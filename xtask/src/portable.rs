@@ -158,7 +158,7 @@ pub fn cargo(root: &Path, target: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Fails if a library needs the shared unwinder, which programs in C do not load: each start of a
+/// Fails if a library needs the shared unwinder, which programs in C do not load. Each start of a
 /// program would load one library more, and unwinding would call functions of the program's.
 fn check_needs(processor: &Processor, library: &Path) -> Result<()> {
     let needs = output(processor.tool("readelf").arg("--dynamic").arg(library))?;

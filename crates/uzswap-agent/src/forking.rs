@@ -14,7 +14,7 @@
 //! `pthread_atfork`. If no handler ran, we start them when the child asks for memory.
 
 use crate::stage::{self, Stage};
-use crate::{Agent, Inside, allocator, copies, front, guests, inside, layout, thread};
+use crate::{Agent, Inside, allocator, front, guests, inside, layout, thread};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -186,7 +186,6 @@ fn end_fork() {
 /// Makes a fork. The C library's and the program's functions around it may take memory, wait for
 /// other threads, or be interrupted by signals. So we hold no lock.
 pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
-    let is_copied = copies::make_room();
     if stage::is_taken_over() {
         // Everything stands still around the system call.
         return fork();
@@ -197,10 +196,6 @@ pub fn fork(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     let child = fork();
     if child != 0 {
         end_fork();
-    } else if is_copied || crate::has_own_allocator() {
-        // A child that only writes to memory of its parent's asks for none.
-        copies::begin_child();
-        crate::watch_from_now();
     }
     child
 }

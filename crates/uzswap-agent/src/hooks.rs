@@ -1,6 +1,7 @@
 //! The functions of this library that the preloaded library calls.
 
-use crate::{alone, descriptors, devices, forking, request, thread_locals, visits};
+use crate::{alone, copies, descriptors, devices, fork_room, forking, request, stage};
+use crate::{thread_locals, visits};
 use libc::{c_int, pid_t, sigaction as Action};
 use std::ptr;
 use uzswap_region::signals;
@@ -35,8 +36,16 @@ static HOOKS: Hooks = Hooks {
 };
 
 unsafe extern "C" fn fork(next: Fork) -> pid_t {
+    let is_copied = fork_room::make();
     // SAFETY: the caller's promise.
-    forking::fork(|| unsafe { next() })
+    let child = forking::fork(|| unsafe { next() });
+    let is_watched = is_copied || crate::has_own_allocator();
+    if child == 0 && is_watched && !stage::is_taken_over() {
+        // A child that only writes to memory of its parent's asks for none.
+        copies::begin_child();
+        crate::watch_from_now();
+    }
+    child
 }
 
 unsafe extern "C" fn sigaction(number: c_int, new: *const Action, old: *mut Action) -> c_int {

@@ -32,6 +32,7 @@ mod descriptors;
 mod devices;
 mod execute;
 mod fast_path;
+mod fork_room;
 mod forking;
 mod guests;
 mod handlers;

@@ -1,9 +1,9 @@
 //! The part of a container's limit that the budget of a run leaves free.
 //!
-//! The limit also counts memory that the run does not: page tables and other memory of the kernel,
-//! files in memory, dirty pages of files, programs that were not started by the run. How much that
-//! is shows only as the container runs. So the run looks at the container's own count, and keeps the
-//! sum of the budget and of that memory below the limit. File pages that the kernel can drop do not
+//! The limit also counts memory that the run does not: page tables and other memory of the
+//! kernel, files in memory, dirty pages of files, and programs of others. The size of that memory
+//! shows only as the container runs. So the run reads the container's own count, and keeps the sum
+//! of the budget and of that memory below the limit. File pages that the kernel can drop do not
 //! count.
 //!
 //! Processes report their memory up to 100 ms late, so the run counts too little of one that grows.

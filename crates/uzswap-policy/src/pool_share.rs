@@ -2,10 +2,11 @@
 //!
 //! Compressed pages that the program no longer touches take memory from the pages that it uses. On
 //! the backing they would take none. But a page on the backing takes longer to come back. So the
-//! pool becomes smaller while the reads of the backing cost little beside the faults that the pool
-//! serves, and larger while they cost much. A program without faults changes nothing.
+//! pool becomes smaller while the reads of the backing take little time beside the faults that the
+//! pool serves, and larger while they take much. The pager measures the reads: a slow disk takes a
+//! hundred times as long as a fast one. A program without faults changes nothing.
 
-use crate::costs::{BACKING, POOL};
+use crate::costs::POOL;
 
 /// Steps are 64ths of the memory. With the most of them, a quarter of the memory is left.
 const STEP_PART: u64 = 64;
@@ -30,6 +31,8 @@ pub struct Loaded {
     pub pool: u64,
     /// Reads of the backing.
     pub reads: u64,
+    /// The time of these reads, ns.
+    pub read_nanos: u64,
 }
 
 /// See the module.
@@ -60,8 +63,9 @@ impl PoolShare {
         if pool + reads < self.every {
             return self.steps;
         }
+        let from_pool = pool as f64 * POOL;
+        let from_backing = seen.read_nanos.saturating_sub(self.seen.read_nanos) as f64 / 1e3;
         self.seen = seen;
-        let (from_pool, from_backing) = (pool as f64 * POOL, reads as f64 * BACKING);
         if from_backing < from_pool * CHEAP {
             self.steps = (self.steps + 1).min(STEPS_MAX);
         } else if from_backing > from_pool * DEAR {
@@ -80,11 +84,12 @@ pub fn bytes_for_pool(bytes: u64, steps: u32) -> u64 {
 mod tests {
     use super::*;
 
-    /// The steps after `times` decisions, with so many loads and reads before each.
+    /// The steps after `times` decisions, with so many loads, and reads of 100 µs, before each.
     fn after(share: &mut PoolShare, times: u64, (pool, reads): (u64, u64)) -> u32 {
         let mut seen = share.seen;
         for _ in 0..times {
-            seen = Loaded { pool: seen.pool + pool, reads: seen.reads + reads };
+            let read_nanos = seen.read_nanos + reads * 100_000;
+            seen = Loaded { pool: seen.pool + pool, reads: seen.reads + reads, read_nanos };
             share.tend(share.steps, seen);
         }
         share.steps
@@ -105,8 +110,8 @@ mod tests {
     fn a_program_without_faults_changes_nothing() {
         let mut share = PoolShare::default();
         assert_eq!(after(&mut share, 3, (300, 0)), 0);
-        assert_eq!(share.tend(0, Loaded { pool: 1000, reads: 0 }), 0);
-        assert_eq!(share.tend(0, Loaded { pool: 1024, reads: 0 }), 1);
+        assert_eq!(share.tend(0, Loaded { pool: 1000, ..Loaded::default() }), 0);
+        assert_eq!(share.tend(0, Loaded { pool: 1024, ..Loaded::default() }), 1);
     }
 
     #[test]
@@ -116,7 +121,28 @@ mod tests {
         assert_eq!(share.tend(0, share.seen), 0);
         assert_eq!(after(&mut share, 1, (1024, 0)), 0);
         assert_eq!(after(&mut share, 1, (1024, 0)), 0, "counted from the last decision");
-        let seen = Loaded { pool: share.seen.pool + 2048, reads: 0 };
+        let seen = Loaded { pool: share.seen.pool + 2048, ..share.seen };
         assert_eq!(share.tend(0, seen), 1);
+    }
+
+    #[test]
+    fn a_slow_backing_is_read_seldom() {
+        let mut share = PoolShare::default();
+        assert_eq!(after(&mut share, 10, (2000, 0)), 10);
+        let seen = share.seen;
+        let read =
+            |read_nanos| Loaded { pool: seen.pool + 2000, reads: seen.reads + 5, read_nanos };
+        assert_eq!(
+            share.tend(10, read(seen.read_nanos + 5 * 10_000_000)),
+            9,
+            "5 of 2000, 10 ms each"
+        );
+        let (mut fast, mut seen) = (PoolShare::default(), Loaded::default());
+        for _ in 0..10 {
+            seen = Loaded { pool: seen.pool + 2000, reads: seen.reads + 300, ..seen };
+            seen.read_nanos += 300 * 10_000;
+            fast.tend(fast.steps, seen);
+        }
+        assert_eq!(fast.steps, 10, "300 of 2000, 10 µs each");
     }
 }

@@ -27,6 +27,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use uzswap_engine::{Cache, PAGE_BYTES};
+use uzswap_policy::costs::BACKING;
 use uzswap_policy::order::Order;
 use uzswap_policy::pool_share::{self, Loaded, PoolShare};
 use uzswap_remote::Tiers;
@@ -180,7 +181,8 @@ impl Inner {
         }
     }
 
-    /// Makes the pool smaller or larger, by the pages that came from it and from the backing.
+    /// Makes the pool smaller or larger, by the pages that came from the pool, and by the time that
+    /// reads of the backing took.
     pub(crate) fn tend_pool(&self) {
         let count = |name| self.cache.statistic(name).unwrap_or(0);
         if count("backing_total_size") == 0 {
@@ -188,12 +190,21 @@ impl Inner {
         }
         let elsewhere = count("loads_backing") + count("loads_same_filled");
         let pool = count("loads").saturating_sub(elsewhere);
-        let loaded = Loaded { pool, reads: count("backing_reads") };
+        let reads = count("backing_reads");
+        let loaded = Loaded { pool, reads, read_nanos: self.read_nanos(reads) };
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.pool_steps.load(Relaxed);
         let steps = hand.pool.tend(before, loaded);
         // If another thread has just given the pool all of its memory, that holds.
         let _ = self.pool_steps.compare_exchange(before, steps, Relaxed, Relaxed);
+    }
+
+    /// The time of all reads of the backing, from the disk or a store, ns. The reads of a backing
+    /// that measures none take as long as a solid-state disk's.
+    fn read_nanos(&self, reads: u64) -> u64 {
+        let Some(layers) = &self.layers else { return reads * (BACKING * 1e3) as u64 };
+        let remote = self.cache.remote_read_times().map_or(0, |times| times.by_power().sum_ns);
+        layers.read_nanos() + remote
     }
 
     /// Gives the pool all memory that it may ever have, because the backing takes no page. `false`:

@@ -34,6 +34,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
+use std::time::Instant;
 use uzswap_engine::PAGE_BYTES;
 use uzswap_engine::backing::{Backing, Completion, FileBacking, Write};
 use uzswap_sys::map::Mapping;
@@ -61,6 +62,8 @@ struct Inner {
     granules: Granules,
     /// The number of granules of each file.
     counts: [AtomicU64; FILES],
+    /// The time of all reads, ns.
+    read_nanos: AtomicU64,
 }
 
 /// The child's top, made before the fork.
@@ -87,7 +90,13 @@ impl Layers {
             top: AtomicUsize::new(0),
             granules: Granules::new(bytes.div_ceil(GRANULE))?,
             counts: [const { AtomicU64::new(0) }; FILES],
+            read_nanos: AtomicU64::new(0),
         })))
+    }
+
+    /// The time of all reads, ns.
+    pub(crate) fn read_nanos(&self) -> u64 {
+        self.0.read_nanos.load(Relaxed)
     }
 
     /// Opens new files under the same descriptors. The caller has not written to the backing yet.
@@ -342,6 +351,7 @@ impl Backing for Layers {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let began = Instant::now();
         let (mut at, end) = (offset, offset + out.len() as u64);
         while at < end {
             let file = self.0.of(at / GRANULE);
@@ -353,6 +363,7 @@ impl Backing for Layers {
             file.read(at, &mut out[(at - offset) as usize..(until - offset) as usize])?;
             at = until;
         }
+        self.0.read_nanos.fetch_add(began.elapsed().as_nanos() as u64, Relaxed);
         Ok(())
     }
 

@@ -122,8 +122,8 @@ impl Pager {
 }
 
 impl Space {
-    /// Brings a page in and changes its word while it is present; `false` if it is not adopted, or if
-    /// its word cannot be changed.
+    /// Brings a page in and changes its word while it is present. Returns `false` if the page is
+    /// not adopted, or if its word cannot be changed.
     pub(crate) fn bring_in(&self, page: u32, to: impl Fn(Word) -> Option<Word>) -> bool {
         loop {
             let word = self.load(page);

@@ -236,7 +236,8 @@ impl Group {
         names.iter().filter_map(|name| self.least(name)).min()
     }
 
-    /// The group, of this one and its ancestors, with the least limit of memory, and that limit in bytes.
+    /// Of this group and its ancestors: the least limit of memory, in bytes, and the group that has
+    /// it.
     pub fn limiting(&self) -> Option<(u64, Self)> {
         let (bytes, file) = self.memory_limit()?;
         Some((bytes, Self { version: self.version, path: file.parent()?.to_owned() }))

@@ -1,8 +1,8 @@
 //! The memory that all processes have together if each page that forks share is copied.
 //!
-//! A write copies such a page at the speed of memory, and uzswap sees no fault. Beyond a container's
-//! limit the kernel kills. So there the copies have room before they are made: each process counts
-//! the pages that it shares in full, and all of them together stay below the *ceiling*.
+//! A write copies such a page at the speed of memory, and uzswap sees no fault. Beyond a
+//! container's limit the kernel kills. So the copies have room before they are made: each process
+//! counts the pages that it shares in full, and all processes together stay below the *ceiling*.
 
 use crate::Tree;
 use crate::name::Name;

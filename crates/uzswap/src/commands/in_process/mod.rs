@@ -227,7 +227,8 @@ struct InProcessReport {
     memory_limit: u64,
     /// Peak of the memory that they used together, bytes.
     memory_peak: u64,
-    /// Bytes by which the limit was lower for some time, because the container needed more beside it.
+    /// Bytes by which the limit was lower for some time, because the container needed more beside
+    /// it.
     margin_learnt: u64,
     /// `userfaultfd`; `userfaultfd-copies` before Linux 6.8; where userfaultfd is denied, `guards`
     /// or `protection`.
