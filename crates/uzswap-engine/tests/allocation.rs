@@ -511,6 +511,15 @@ fn trunks_are_freed_by_the_thread_that_maintains() {
             assert_eq!(freed.join().unwrap(), 0, "by a thread that serves, after {trunk} trunks");
         }
     });
+    // A thread of another test may delay it for some time.
+    for _ in 0..1000 {
+        if by_maintenance == 0 {
+            std::thread::sleep(Duration::from_millis(10));
+            let before = FREED.get();
+            cache.maintain().unwrap();
+            by_maintenance += FREED.get() - before;
+        }
+    }
     assert!(by_maintenance > 0);
     cache.check();
 }
