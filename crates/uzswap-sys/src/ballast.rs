@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn without_room_it_takes_nothing_and_leaves_nothing() {
         let mut ballast = Ballast::new().unwrap();
-        // If this machine has a swap area, that takes all of the ballast. Another test may have one.
+        // If this machine has a swap area, perhaps of another test, that takes all of the ballast.
         let grown = ballast.grow(WINDOW_BYTES as u64).unwrap();
         assert_eq!((ballast.bytes(), grown % WINDOW_BYTES as u64), (grown, 0));
         ballast.shrink_to(0).unwrap();
