@@ -15,19 +15,20 @@ const STEPS_MAX: u32 = 40;
 /// The part of the memory that the pool never has.
 const FOR_PAGES_PART: u64 = 8;
 
-/// Loads after which the part is set again, at first.
+/// Faults after which the part is set again, at first.
 const EVERY: u64 = 1024;
 const EVERY_MAX: u64 = EVERY << 12;
 
-/// The pool becomes smaller while the reads cost less than this part of the other loads.
+/// The pool becomes smaller while the reads take less than this part of the other faults' time.
 const CHEAP: f64 = 0.125;
-/// It becomes larger while they cost more than this part.
+/// The pool becomes larger while they take more than this part.
 const DEAR: f64 = 0.25;
 
-/// Loads since the start.
+/// Counts since the start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Loaded {
-    /// Pages that came from the pool.
+    /// Faults that the pool served. One fault may bring in many pages of a stream, in a tenth of
+    /// the time of as many faults.
     pub pool: u64,
     /// Reads of the backing.
     pub reads: u64,
@@ -50,9 +51,9 @@ impl Default for PoolShare {
 }
 
 impl PoolShare {
-    /// Decides by the loads since the last decision. `steps` is the decision that is in force: none
-    /// if the backing took no page, so that the pool needed all of its memory. The next steps then
-    /// take twice as many loads.
+    /// Decides by the faults since the last decision. `steps` is the decision in force. It is 0 if
+    /// the backing took no page, so that the pool needed all of its memory. The next steps then
+    /// take twice as many faults.
     pub fn tend(&mut self, steps: u32, seen: Loaded) -> u32 {
         if steps < self.steps {
             self.every = (self.every * 2).min(EVERY_MAX);

@@ -181,16 +181,15 @@ impl Inner {
         }
     }
 
-    /// Makes the pool smaller or larger, by the pages that came from the pool, and by the time that
+    /// Makes the pool smaller or larger, by the faults that the pool served, and by the time that
     /// reads of the backing took.
     pub(crate) fn tend_pool(&self) {
         let count = |name| self.cache.statistic(name).unwrap_or(0);
         if count("backing_total_size") == 0 {
             return;
         }
-        let elsewhere = count("loads_backing") + count("loads_same_filled");
-        let pool = count("loads").saturating_sub(elsewhere);
         let reads = count("backing_reads");
+        let pool = self.returns.loads().saturating_sub(reads);
         let loaded = Loaded { pool, reads, read_nanos: self.read_nanos(reads) };
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.pool_steps.load(Relaxed);

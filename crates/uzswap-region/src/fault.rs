@@ -291,6 +291,7 @@ impl Inner {
     fn fill_one(&self, lane: &mut Lane, space: &Space, page: u32, (word, stale): (Word, u32)) {
         if word.kind() == Kind::Stored {
             let guard = self.guard(space, page, (word, stale));
+            self.returns.count_load();
             self.load(space, page, &mut lane.page);
             self.copy_in(space, page, std::slice::from_ref(&*lane.page), guard);
             let is = Word::RESIDENT.with(Word::USED | Word::KEPT | stale | guard);
@@ -337,6 +338,7 @@ impl Inner {
         // so no other reference exists.
         let pages = unsafe { std::slice::from_raw_parts_mut(at as *mut Page, count) };
         if word.kind() == Kind::Stored {
+            self.returns.count_load();
             self.load_many(space, first, pages);
             self.copy_in(space, first, pages, guard);
         } else if !self.door.let_zeros_in(start..end, true) {

@@ -17,17 +17,24 @@ pub(crate) struct Returns {
     departed: CachePadded<AtomicU64>,
     /// Pages that left with a copy that was not known to be out of date.
     compared: AtomicU64,
-    /// Pages that returned, by processor and level.
-    returned: Box<[CachePadded<[AtomicU64; LEVELS]>]>,
+    of_processors: Box<[CachePadded<OfProcessor>]>,
+}
+
+/// The counts of a processor.
+#[derive(Default)]
+struct OfProcessor {
+    /// Pages that returned, by level.
+    returned: [AtomicU64; LEVELS],
+    /// Faults that brought pages from the cache, one or a window of them.
+    loads: AtomicU64,
 }
 
 impl Returns {
     pub(crate) fn new() -> Self {
-        let returned = |_| CachePadded::new(std::array::from_fn(|_| AtomicU64::new(0)));
         Self {
             departed: CachePadded::new(AtomicU64::new(0)),
             compared: AtomicU64::new(0),
-            returned: (0..cpu::possible()).map(returned).collect(),
+            of_processors: (0..cpu::possible()).map(|_| CachePadded::default()).collect(),
         }
     }
 
@@ -69,16 +76,29 @@ impl Returns {
         order::raised(word.level())
     }
 
+    /// Counts a fault that brings pages from the cache.
+    pub(crate) fn count_load(&self) {
+        self.here().loads.fetch_add(1, Relaxed);
+    }
+
+    /// All such faults until now.
+    pub(crate) fn loads(&self) -> u64 {
+        self.of_processors.iter().map(|one| one.loads.load(Relaxed)).sum()
+    }
+
     fn count(&self, level: u8) {
-        let here = &self.returned[cpu::current() % self.returned.len()];
-        here[usize::from(level)].fetch_add(1, Relaxed);
+        self.here().returned[usize::from(level)].fetch_add(1, Relaxed);
+    }
+
+    fn here(&self) -> &OfProcessor {
+        &self.of_processors[cpu::current() % self.of_processors.len()]
     }
 
     /// All returns until now; `unchanged` pages were found equal to their copies.
     pub(crate) fn seen(&self, unchanged: u64) -> Seen {
         let mut returned = [0; LEVELS];
-        for here in &self.returned {
-            returned.iter_mut().zip(here.iter()).for_each(|(sum, one)| *sum += one.load(Relaxed));
+        for here in self.of_processors.iter().map(|one| &one.returned) {
+            returned.iter_mut().zip(here).for_each(|(sum, one)| *sum += one.load(Relaxed));
         }
         Seen { returned, compared: self.compared.load(Relaxed), unchanged }
     }
