@@ -105,10 +105,10 @@ fn remove_guards(agent: &Agent, call: &mut Call, range: Range<usize>) {
     call.result = advise_part(range.start..range.start, advice);
     let mut at = range.start;
     for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {
-        let is_skipped = matches!(call.result, 0 | HOLE);
-        let result =
-            if is_skipped && at < part.start { advise_part(at..part.start, advice) } else { 0 };
-        call.result = if result == 0 { call.result } else { result };
+        if at < part.start && matches!(call.result, 0 | HOLE) {
+            let result = advise_part(at..part.start, advice);
+            call.result = if result == 0 { call.result } else { result };
+        }
         at = part.end;
     }
 }
