@@ -67,7 +67,8 @@ The tests of in-process in other user spaces, on one kernel. Written by
 `cargo run -p xtask -- roots --matrix`; with `--matrix=debian12,debian13/musl` only the rows that
 have these words are run and replaced. A root is made by mmdebstrap, and entered by root in
 namespaces of its own; programs run as user 65534 without capabilities. All roots run one build of
-this repository, which is linked with the C library of Debian 11 (`xtask/src/portable.rs`).
+this repository, which is linked with the C library of Debian 11 (`xtask/src/portable.rs`). The rows
+of Debian 12, 13 and sid of 2026-11-28 ran a build that was linked with glibc 2.36.
 
 *in-process*: `taken_over`, `in_process`, `habits`, `unmanaged`, `seen` and `preload`. *programs*:
 Python, Perl, SQLite, `sort`, and gcc under make, in a half and a quarter of their memory.
