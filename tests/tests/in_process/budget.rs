@@ -202,9 +202,10 @@ const ALONE: u64 = 16 << 20;
 /// The excess of several processes: a new one gets its share before the others have given it back.
 /// After a fork, writes copy shared pages faster than other pages leave.
 const TOGETHER: u64 = 48 << 20;
-/// The excess of 24 processes that start at the same time. Each has 2 MiB before it is counted, and
-/// grows while it waits for a CPU to be taken over. The excess was 6 to 77 MiB in eight runs on two
-/// CPUs. It was 343 MiB without counting. It was 130 MiB when the others left no room for the
+/// The excess of 24 processes that start and end at the same time. Each has 2 MiB before it is
+/// counted, and grows while it waits for a CPU to be taken over. At the end the others grow before
+/// the kernel has freed the memory of those that ended. The excess was 6 to 77 MiB in eight runs on
+/// two CPUs. It was 343 MiB without counting. It was 130 MiB when the others left no room for the
 /// take-overs.
 const AT_ONCE: u64 = 112 << 20;
 

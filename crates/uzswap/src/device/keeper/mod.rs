@@ -101,7 +101,7 @@ fn first(mut wire: Wire) -> Result<(), Failure> {
             return Ok(());
         }
     };
-    // A later message on standard error would confuse its reader, who has other work by then.
+    // A later message on standard error would appear amid the output of other commands.
     let _ = process::silence_errors();
     match Keeper::begin(lock, *options, false) {
         Ok(mut keeper) => {
