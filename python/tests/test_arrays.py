@@ -60,7 +60,7 @@ class Signals(unittest.TestCase):
         self.assertEqual(ended.returncode, -signal.SIGBUS, ended.stderr)
         return ended.stderr
 
-    def test_a_faulthandler_that_comes_later_gets_what_is_not_of_a_region(self):
+    def test_a_faulthandler_that_comes_later_gets_faults_outside_of_regions(self):
         said = self.end("faulthandler.enable()")
         self.assertEqual(said.count("Bus error"), 1, said)
         said = self.end("faulthandler.enable(); faulthandler.disable(); faulthandler.enable()")
@@ -71,7 +71,7 @@ class Signals(unittest.TestCase):
 
 
 class Arrays(unittest.TestCase):
-    def test_an_array_four_times_the_memory_holds_what_was_written(self):
+    def test_an_array_four_times_the_memory_keeps_its_values(self):
         expected = walk(4 * MIB)
         for pager in pagers("8M"):
             with self.subTest(pager.mode):
@@ -265,7 +265,7 @@ class Files(unittest.TestCase):
                         file.readinto(array)
                     self.assertTrue((array == walk(8 * MIB)).all())
 
-    def test_what_is_not_contiguous_is_refused(self):
+    def test_an_array_that_is_not_contiguous_is_refused(self):
         pager = uzswap.Pager("16M")
         with self.assertRaisesRegex(ValueError, "contiguous"):
             uzswap.tofile(pager.zeros((50, 50))[:, 3], os.devnull)

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_thread_has_the_program_taken_over_whatever_it_has() {
+    fn a_program_with_a_waiting_thread_is_taken_over_however_small_it_is() {
         let seen = Unmanaged { is_wanted: true, ..unmanaged(MIB, 64 * MIB) };
         assert_eq!(step(seen), Action::TakeOver { budget: 57 * MIB });
         let little = Unmanaged { allowance: 9 * MIB, ..seen };
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn one_behind_many_that_work_is_served_a_quarter_of_the_time() {
+    fn a_process_behind_many_that_work_is_served_a_quarter_of_the_time() {
         let served =
             |ahead, process| (0..2000).filter(|now| !is_slowed(ahead, 2, *now, process)).count();
         assert_eq!([served(3, 0), served(4, 0), served(20, 7)], [2000, 500, 500]);
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pager_always_has_what_it_needs_to_go_on_and_does_not_end_for_want_of_it() {
+    fn a_pager_always_has_the_memory_that_it_needs_to_go_on_and_does_not_end_for_lack_of_it() {
         let cramped = Managed { allowance: 8 * MIB, besides: 3 * MIB, budget: 8 * MIB, ..MANAGED };
         assert_eq!(kept(cramped).budget, None, "8 MiB are its least");
         let pinned = Managed { least: 12 * MIB, ..cramped };

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_another_thread_has_made_is_told() {
+    fn of_several_threads_that_make_a_step_one_is_told_that_it_did() {
         let current = current(Loaded);
         let won = AtomicU32::new(0);
         std::thread::scope(|scope| {

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_a_row_that_says_so() {
+    fn a_missing_kind_of_swap_is_a_row_with_the_reason() {
         let turns: Turns<f64> =
             Turns { name: "zram".into(), missing: Some("no zram".into()), rounds: Vec::new() };
         assert_eq!(turns.row(|_| vec!["1".into()]), ["zram", "no zram"]);

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ours_takes_falls_when_half_is_freed() {
+    fn our_memory_falls_when_half_of_the_pages_are_freed() {
         let pages: Vec<Page> = (0..4000).map(|seed| page_of(Content::Text, seed)).collect();
         let held = Holder::Ours("lz4".into()).ours("lz4", &pages).unwrap();
         assert_eq!(held.full_pages, 4000);

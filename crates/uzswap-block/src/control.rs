@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_alike_in_a_row_is_shown_together() {
+    fn neighbouring_cpus_in_the_same_state_are_shown_together() {
         assert_eq!(show_states(&["online"; 2]), "0-1 online");
         let states = ["online", "slots", "offline", "offline"];
         assert_eq!(show_states(&states), "0 online, 1 slots, 2-3 offline");

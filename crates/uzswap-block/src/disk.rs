@@ -177,7 +177,7 @@ mod tests {
 
     /// The kernel reads the neighbours of a page that it needs, written or not.
     #[test]
-    fn reading_what_nobody_wrote_makes_nothing() {
+    fn a_read_of_pages_that_were_never_written_makes_nothing() {
         let disk = disk();
         disk.write(4096, &[7; 4096]).unwrap();
         let before: Vec<_> = STATISTICS.iter().map(|s| (s.name, s.value(&disk.cache))).collect();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn index_memory_of_what_was_discarded_is_given_back() {
+    fn index_memory_of_discarded_pages_is_given_back() {
         let disk = disk();
         let metadata = || disk.cache.statistic("metadata_size").unwrap();
         disk.cache.maintain().unwrap();

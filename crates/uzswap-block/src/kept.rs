@@ -135,7 +135,7 @@ mod tests {
     use crate::protocol::WRITE_OVERHEAD;
 
     #[test]
-    fn a_buffer_says_what_became_of_the_request_in_it() {
+    fn a_buffer_has_the_outcome_of_the_request_in_it() {
         let file = uzswap_sys::shared::create("uzswap-test").unwrap();
         let memory = SharedMemory::map(file, 2 * map::PAGE_BYTES).unwrap();
         // SAFETY: no other process has the file.

@@ -170,7 +170,7 @@ mod tests {
     static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]
-    fn what_is_stored_before_a_thread_has_begun_waits_for_it() {
+    fn a_store_before_the_maintaining_thread_has_begun_waits_for_that_thread() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         for round in 0..20 {
             let cache = Arc::new(cache(Nodes::pretended(1, |_| 0)));

@@ -271,7 +271,7 @@ mod tests {
 
     /// A killed process with the file open would wait for its own answer.
     #[test]
-    fn who_closes_the_file_waits_for_no_answer() {
+    fn a_process_that_closes_the_file_waits_for_no_answer() {
         let mut opened = Reply::opened(9);
         let flags = u32_at(opened.finish(0), REPLY_HEADER + 8).unwrap();
         assert_eq!(flags & OPEN_NO_FLUSH, OPEN_NO_FLUSH);

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_has_left_is_answered_once_whoever_comes_first() {
+    fn requests_that_a_dead_daemon_has_left_are_answered_once() {
         let config = ServerConfig { raise_priority: false, ..ServerConfig::for_cpus(CPUS) };
         let pair = |_| {
             let flags = SocketFlags::NONBLOCK;

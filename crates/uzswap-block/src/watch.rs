@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_always_watches_though_threads_help_and_come_and_go() {
+    fn a_thread_always_watches_though_threads_help_and_come_and_go() {
         let config = ServerConfig::for_cpus(CPUS);
         let play = Arc::new(Play {
             watch: Watch::new(config.threads_always(), config.threads),

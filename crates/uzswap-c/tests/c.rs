@@ -74,7 +74,7 @@ fn start(program: &Path) -> Command {
 }
 
 #[test]
-fn every_function_does_what_the_header_says_in_both_modes() {
+fn every_function_does_in_both_modes_as_the_header_says() {
     let program = compile("cc", "tests/api.c", &["uzswap"], &["-std=c99", "-D_XOPEN_SOURCE=700"]);
     let file = tempfile::NamedTempFile::new().expect("a file in /tmp");
     for mode in ["0", "1", "2"] {

@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_another_instruction_is_no_site() {
+    fn bytes_inside_another_instruction_are_no_site() {
         // mov eax, 0x050f ; ret: decoded, the two bytes are a number.
         let code = [0xb8, 0x0f, 0x05, 0, 0, 0xc3];
         assert!(before_call(&code, 0x1000, 0x1001).is_none());

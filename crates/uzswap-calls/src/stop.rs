@@ -306,7 +306,7 @@ mod tests {
 
     /// Only this test of this program stops threads.
     #[test]
-    fn who_comes_late_for_one_turn_is_not_on_the_list_of_the_next() {
+    fn a_thread_that_comes_late_for_one_turn_is_not_on_the_list_of_the_next() {
         let of = |thread| {
             let staying = Staying { thread, stack: 1, block: 2 };
             Node { staying, call: Cell::new(None), before: 7 }

@@ -96,7 +96,7 @@ fn without_ours(call: &mut Call) -> Outcome {
 /// Calls with numbers in registers and in memory, new threads, processes and floating point,
 /// before, during and after the replacement: each has the same result.
 #[test]
-fn calls_answer_what_they_did_while_they_are_replaced() {
+fn calls_answer_the_same_while_they_are_replaced() {
     set_handlers();
     let mut patcher = Patcher::new(Looks { first, second: on_call }).unwrap();
     let done = AtomicBool::new(false);

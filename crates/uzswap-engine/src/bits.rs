@@ -127,7 +127,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn the_ends_and_what_follows_a_number_are_those_of_a_set() {
+    fn first_last_and_next_number_are_those_of_a_set() {
         for bound in [1, 64, 65, 4096, 5000, 70_000, 300_000] {
             let (bits, mut model) = (Bits::new(bound), BTreeSet::new());
             let mut noise = bound as u64 | 1;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn of_millions_one_is_found_without_a_look_at_all() {
+    fn one_number_of_millions_is_found_without_a_look_at_all_words() {
         let bits = Bits::new(8 << 20);
         assert_eq!(
             bits.counts.iter().map(|counts| counts.len()).collect::<Vec<_>>(),

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_inserted_is_found_until_pushed_out() {
+    fn a_hash_is_found_until_others_push_it_out() {
         let table = Candidates::new(1 << 30);
         table.insert(7 << 40, SwapEntry(1), None);
         assert_eq!(table.find(7 << 40).count(), 0, "nothing is provisioned");

@@ -276,7 +276,7 @@ fn requests_with_a_dictionary_allocate_nothing() {
 }
 
 #[test]
-fn without_the_memory_to_train_all_goes_on_without() {
+fn without_the_memory_to_train_a_cache_goes_on_without_dictionaries() {
     prepare_thread();
     let mut page = [0; PAGE_BYTES];
     let mut trained = 0;
@@ -389,7 +389,7 @@ fn a_failed_write_allocates_nothing() {
 /// A serving thread waits for the holder of a lock. If the holder allocates, it waits for memory,
 /// for which the kernel may need the serving thread.
 #[test]
-fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
+fn no_thread_allocates_under_a_lock_that_a_server_thread_may_wait_for() {
     prepare_thread();
     let setup = Setup {
         pages: 1 << 16,
@@ -448,7 +448,7 @@ fn nobody_allocates_with_a_lock_that_a_thread_which_serves_may_wait_for() {
 }
 
 #[test]
-fn without_memory_for_its_tables_a_cache_rejects_or_goes_on_and_says_so() {
+fn without_memory_for_its_tables_a_cache_rejects_pages_or_goes_on_and_reports_the_error() {
     prepare_thread();
     let (mut page, mut failures) = ([0; PAGE_BYTES], 0);
     for refused in 1.. {
@@ -534,7 +534,7 @@ fn faults() -> u64 {
 
 /// The deepest path is the load of a page in a unit whose pieces are on the backing.
 #[test]
-fn a_thread_s_deepest_load_takes_no_memory_from_the_kernel_once_it_is_prepared() {
+fn the_deepest_load_of_a_prepared_thread_takes_no_memory_from_the_kernel() {
     let setup = Setup { backing_bytes: 8 << 20, ..setup("zstd") };
     let (cache, area, _) = setup.make();
     store_recompressed(&cache, &area);

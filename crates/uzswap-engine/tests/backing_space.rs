@@ -110,7 +110,7 @@ fn with_three_tenths_to_spare_a_backing_never_fills() {
 }
 
 #[test]
-fn space_of_what_was_dropped_is_used_again() {
+fn space_of_dropped_pages_is_used_again() {
     let mut churn = Churn::new(live_bytes() / 10 * 13);
     for _ in 0..6 {
         (0..PAGES).for_each(|offset| churn.store(offset));

@@ -564,7 +564,7 @@ fn a_process_killed_at_any_store_leaves_every_page() {
 }
 
 #[test]
-fn the_same_with_a_plain_backing() {
+fn a_process_killed_at_any_store_leaves_every_page_with_a_plain_backing_too() {
     stores(false);
     writeback(false);
     cleaning(false);

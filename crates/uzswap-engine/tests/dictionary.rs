@@ -76,7 +76,7 @@ fn assert_holds(cache: &Cache, area: Area, mut offsets: impl Iterator<Item = u32
 }
 
 #[test]
-fn once_16_mib_are_held_one_is_trained_and_new_pages_are_smaller() {
+fn once_16_mib_are_held_a_dictionary_is_trained_and_new_pages_are_smaller() {
     let (cache, area, _) = SETUP.make();
     (0..4095).for_each(|offset| store(&cache, area, offset));
     cache.maintain().unwrap();
@@ -117,7 +117,7 @@ fn other_compressors_and_small_pools_train_none() {
 }
 
 #[test]
-fn as_more_is_stored_another_is_trained_and_what_is_held_keeps_its_own() {
+fn as_more_is_stored_another_dictionary_is_trained_and_held_pages_keep_theirs() {
     let (cache, area, _) = SETUP.make();
     let trained = |before: u32, last: u32| {
         (before..last).for_each(|offset| store(&cache, area, offset));
@@ -132,7 +132,7 @@ fn as_more_is_stored_another_is_trained_and_what_is_held_keeps_its_own() {
 }
 
 #[test]
-fn pages_come_back_from_the_backing_whatever_was_trained_and_set_since() {
+fn pages_come_back_from_the_backing_after_any_training_and_change_of_compressor() {
     let (cache, area, _) = Setup { pages: 3000, backing_bytes: 16 << 20, ..SETUP }.make();
     let (mut from, mut trained, mut on_backing) = (0, 0, 0);
     for (compressor, is_on) in [
@@ -167,7 +167,7 @@ fn pages_come_back_from_the_backing_whatever_was_trained_and_set_since() {
 }
 
 #[test]
-fn at_most_64_are_made() {
+fn at_most_64_dictionaries_are_made() {
     let (cache, area, _) = Setup { pages: 3000, ..SETUP }.make();
     (0..1200).for_each(|offset| store(&cache, area, offset));
     assert!((0..64).all(|_| cache.train()));
@@ -179,7 +179,7 @@ fn at_most_64_are_made() {
 }
 
 #[test]
-fn one_that_gains_nothing_is_tried_but_not_used_until_it_gains() {
+fn a_dictionary_that_gains_nothing_is_tried_but_not_used_until_it_gains() {
     let (cache, area, _) = SETUP.make();
     (0..1200).for_each(|offset| store(&cache, area, offset));
     assert!(cache.train());

@@ -95,7 +95,7 @@ fn a_step_that_fails_is_undone_in_both_directions_at_every_state() {
 }
 
 #[test]
-fn a_state_that_cannot_be_added_is_not_there() {
+fn a_cpu_s_state_that_cannot_be_added_is_not_there() {
     let cache = cache();
     let (names, states) = (cache.cpu_state_names(), cache.cpu_states());
     let started = Arc::new(AtomicUsize::new(0));
@@ -150,7 +150,7 @@ fn bad_input_changes_nothing() {
 }
 
 #[test]
-fn what_the_process_may_use_is_followed_and_what_was_set_by_hand_stays() {
+fn cpus_that_the_process_may_use_are_followed_and_one_set_by_hand_stays() {
     let cache = cache();
     let Some(cpu) = spare(&cache) else { return };
     let (all, first): (CpuSet, CpuSet) =

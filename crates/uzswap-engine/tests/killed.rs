@@ -273,16 +273,16 @@ fn rounds() -> u32 {
 }
 
 #[test]
-fn sealed_and_with_dictionaries() {
+fn a_killed_cache_with_a_sealed_backing_and_dictionaries_loses_no_page() {
     run(0, rounds());
 }
 
 #[test]
-fn with_a_plain_backing() {
+fn a_killed_cache_with_a_plain_backing_loses_no_page() {
     run(1, rounds());
 }
 
 #[test]
-fn of_numbers() {
+fn a_killed_cache_with_pages_of_numbers_loses_no_page() {
     run(2, rounds());
 }

@@ -50,7 +50,7 @@ fn assert_oldest_written(cache: &Cache, area: Area, mut offsets: Range<u32>) {
 }
 
 #[test]
-fn the_lower_of_the_two_limits_holds() {
+fn the_lower_of_the_two_pool_limits_holds() {
     let (cache, area, _) = Setup { pool_bytes: 32 << 20, ..Setup::default() }.make();
     let ram_bytes = Setup::default().ram_bytes;
     for (percent, bytes) in [(5, 32 << 20), (100, 2 << 20), (9, 5 << 20), (10, 9 << 20)] {
@@ -173,7 +173,7 @@ fn a_page_that_compresses_poorly_is_rejected_or_kept_as_it_is() {
 }
 
 #[test]
-fn switched_off_it_gives_back_what_it_holds_and_takes_nothing() {
+fn a_cache_that_is_switched_off_gives_its_pages_back_and_takes_none() {
     let (cache, area, _) = Setup::default().make();
     for (offset, content) in (0..).zip(Content::ALL) {
         assert_eq!(store(&cache, area, offset, content), Store::Stored);
@@ -381,7 +381,7 @@ impl Backing for Beside {
 }
 
 #[test]
-fn a_pass_of_writeback_ends_while_stores_go_on_and_they_get_what_they_need_meanwhile() {
+fn a_pass_of_writeback_ends_while_stores_go_on_and_stores_get_memory_meanwhile() {
     let setup =
         Setup { pages: 1 << 20, ram_bytes: 128 << 20, pool_bytes: 64 << 20, ..Setup::default() };
     let program = Arc::new(Program::default());

@@ -63,7 +63,7 @@ fn a_window_takes_few_reads_whatever_is_in_it() {
 }
 
 #[test]
-fn what_cannot_be_read_together_is_told_of_page_by_page() {
+fn pages_that_cannot_be_read_together_fail_one_by_one() {
     let (cache, area, set) = written_back(512);
     set(true, false);
     let all = load_many(&cache, area, 100, 64);

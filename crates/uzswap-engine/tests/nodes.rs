@@ -203,7 +203,7 @@ fn the_memory_of_each_node_comes_by_a_thread_of_its_own() {
 }
 
 #[test]
-fn who_maintains_all_else_leaves_a_node_s_memory_to_its_own_thread() {
+fn the_maintaining_thread_leaves_a_node_s_memory_to_the_node_s_own_thread() {
     let Some(cpus) = cpus() else { return };
     let (cache, area) = cache(64 << 20);
     let of_second = || {

@@ -120,7 +120,7 @@ fn metadata_of_a_recompressed_page_is_below_32_bytes() {
 }
 
 #[test]
-fn only_what_has_been_idle_is_recompressed_and_the_oldest_first() {
+fn only_idle_pages_are_recompressed_and_the_oldest_first() {
     let (cache, area, _) = Setup::default().make();
     cache.set_attribute("recompress_idle_seconds", "8").unwrap();
     let recompressed = || statistic(&cache, "recompressed_pages");
@@ -152,7 +152,7 @@ fn only_what_has_been_idle_is_recompressed_and_the_oldest_first() {
 }
 
 #[test]
-fn what_gains_nothing_stays_as_it_is_and_is_not_tried_again() {
+fn pages_that_gain_nothing_stay_as_they_are_and_are_not_tried_again() {
     let (cache, area, _) = Setup::default().make();
     for offset in 0..64 {
         store(&cache, area, offset, &page_of(Content::Random, offset.into()));
@@ -216,7 +216,7 @@ fn pages_of_numbers_are_taken_apart_in_units_too() {
 }
 
 #[test]
-fn what_is_left_in_units_that_have_lost_a_third_is_put_together() {
+fn pages_left_in_units_that_have_lost_a_third_are_put_together() {
     let (cache, area, _) = recompressed(Setup::default(), 960);
     let kept = |offset: &u32| !offset.is_multiple_of(3);
     let full = statistic(&cache, "compressed_bytes");

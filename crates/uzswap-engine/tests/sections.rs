@@ -74,7 +74,7 @@ fn bad_input_changes_nothing() {
 }
 
 #[test]
-fn what_an_offline_section_held_is_elsewhere_and_it_stays_offline() {
+fn pages_of_an_offline_section_are_elsewhere_and_it_stays_offline() {
     let setup = Setup { ram_bytes: 16 << 20, pool_bytes: 16 << 20, ..Setup::default() };
     let (cache, area, _) = setup.make();
     (0..3000).for_each(|offset| store(&cache, area, offset, 0));
@@ -93,7 +93,7 @@ fn what_an_offline_section_held_is_elsewhere_and_it_stays_offline() {
 }
 
 #[test]
-fn the_backing_takes_what_other_sections_have_no_room_for() {
+fn the_backing_takes_pages_that_other_sections_have_no_room_for() {
     let setup = Setup {
         ram_bytes: 8 << 20,
         pool_bytes: 8 << 20,
@@ -161,7 +161,7 @@ fn the_limit_in_percent_follows_the_machine() {
 }
 
 #[test]
-fn a_section_that_was_offline_is_so_for_who_takes_the_cache_over() {
+fn an_offline_section_stays_offline_when_another_process_takes_the_cache_over() {
     let file = shared::create("uzswap-sections").unwrap();
     let open = || {
         let config = Config {

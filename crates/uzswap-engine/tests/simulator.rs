@@ -484,7 +484,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn any_history_gives_back_what_was_stored_or_an_error() {
+fn any_history_gives_back_the_stored_pages_or_an_error() {
     if let Some(seed) = number("UZSWAP_SIMULATE_SEED") {
         println!("seed {seed:#x}: {} steps", run(seed));
         return;
@@ -498,7 +498,7 @@ fn any_history_gives_back_what_was_stored_or_an_error() {
 }
 
 #[test]
-fn any_history_with_a_store_gives_back_what_was_stored_or_an_error() {
+fn any_history_with_a_remote_store_gives_back_the_stored_pages_or_an_error() {
     if number("UZSWAP_SIMULATE_SEED").is_none() {
         try_seeds(REMOTE_SEEDS);
     }

@@ -173,7 +173,7 @@ fn measure(pages: u32, folder: &std::path::Path) -> (u128, u128, u128) {
 }
 
 #[test]
-fn maintenance_costs_what_changes_and_not_what_is_held() {
+fn maintenance_costs_as_much_as_changes_however_many_pages_are_held() {
     let part = std::env::var("UZSWAP_PART").map(|text| text.parse().unwrap());
     let divisor = part.unwrap_or(if std::env::var_os("UZSWAP_FULL").is_some() { 1 } else { 64 });
     let folder = tempfile::tempdir().unwrap();

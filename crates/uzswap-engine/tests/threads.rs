@@ -194,7 +194,7 @@ impl Stress {
 }
 
 #[test]
-fn threads_see_only_what_was_stored() {
+fn threads_load_only_pages_that_were_stored() {
     let stress = Stress::new();
     let until = Instant::now() + duration();
     let operations: u64 = std::thread::scope(|scope| {

@@ -91,7 +91,7 @@ fn pages_written_through_are_packed_when_segments_run_short() {
 
 /// The process that takes over knows the owners of the pages.
 #[test]
-fn they_are_packed_by_who_takes_the_cache_over() {
+fn a_process_that_takes_the_cache_over_packs_pages_written_through() {
     for seals_backing in [false, true] {
         let memory = shared::create("uzswap-through").unwrap();
         let disk = tempfile::tempfile().unwrap();

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_whole_soon_after_thrashing_began_and_gone_long_after_its_end() {
+    fn favour_is_whole_soon_after_thrashing_began_and_gone_long_after_its_end() {
         let mut favour = Favour::default();
         let mut after = |counts, faults| {
             for _ in 0..counts {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_turn_ends_where_nobody_is_favoured() {
+    fn no_turn_ends_where_no_process_is_favoured() {
         let mut favour = Favour::default();
         for _ in 0..2 * TURN {
             favour = favour.after(0, 2, Some(1));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_faults_again_has_its_share_back_within_a_second() {
+    fn a_process_that_faults_again_has_its_share_back_within_a_second() {
         let mut idle = Idleness { steps: STEPS_MAX, had: 6400, ..Idleness::default() };
         let most = [(); 3].map(|()| {
             idle = idle.after(faults(32, 1000), 1600);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_uses_all_it_has_is_tried_less_and_less_often() {
+    fn a_process_that_uses_all_its_memory_is_tried_less_and_less_often() {
         let (mut idle, mut tried) = (Idleness::default(), Vec::new());
         for count in 0..400 {
             // It has no fault until it loses memory.
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gives_back_where_nobody_lacks_memory_or_all_are_busy() {
+    fn no_process_gives_memory_back_where_none_lacks_memory_or_all_are_busy() {
         let idle = |faults| Idleness::default().after(faults, 6400) != Idleness::default();
         assert!(!idle(faults(0, MANY - 1)) && !idle(faults(0, 0)));
         let of = |own| FaultCounts { own, others: 99 * 200, processes: 99 };

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_level_that_comes_back_stay_and_those_of_others_leave_at_once() {
+    fn pages_of_a_level_that_comes_back_stay_and_those_of_others_leave_immediately() {
         let mut order = Order::default();
         live(&mut order, 200, [(40, 0.1), (0, 0.0), (0, 0.0), (40, 0.9)]);
         assert_eq!(order.judge(3, PASSES_MAX - 1, 0), Verdict::Stays { passes: PASSES_MAX });

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_none_is_told_with_those_that_are() {
+    fn an_unknown_policy_is_refused_with_the_known_ones() {
         assert_eq!("belady".parse(), Ok(Policy::Belady));
         let error = "lfu".parse::<Policy>().expect_err("no such policy");
         assert_eq!(

@@ -143,7 +143,7 @@ fn leaves_split_and_empty_beside_each_other() {
 }
 
 #[test]
-fn neighbouring_leaves_die_at_once() {
+fn neighbouring_leaves_die_at_the_same_time() {
     explore(|| {
         let list = race(
             leaves(4),
@@ -293,7 +293,7 @@ fn a_hole_over_a_boundary_appears_while_others_look() {
 }
 
 #[test]
-fn what_stays_is_found_whatever_happens_around_it() {
+fn an_item_that_stays_is_found_whatever_happens_around_it() {
     explore(|| {
         let stays = [item(0, 1), item(70, 1), item(110, 1)];
         let look = move |list: &SkipList, _: &mut Done| {

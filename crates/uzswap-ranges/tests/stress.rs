@@ -131,14 +131,14 @@ fn ranges_taken_by_many_threads_never_overlap() {
 }
 
 #[test]
-fn the_locked_trees_pass_the_same() {
+fn ranges_taken_by_many_threads_never_overlap_in_the_locked_trees() {
     run(&LockedTree::new(), 600);
     run(&LockedMap::new(), 600);
 }
 
 /// Every lookup without a lock finds the items that no thread removes.
 #[test]
-fn what_stays_is_always_found() {
+fn items_that_stay_are_always_found() {
     const STAY: u64 = 97;
     let (list, done) = (SkipList::new(), AtomicBool::new(false));
     let mut preload = uzswap_ranges::Preload::default();

@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_and_children_read_what_they_wrote_themselves_or_before_the_fork() {
+    fn parents_and_children_read_their_own_writes_and_those_before_the_fork() {
         let folder = tempfile::tempdir().unwrap();
         for seed in 0..4 {
             Process::new(folder.path(), seed).go_on(60);
@@ -549,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_nobody_needs_gives_its_space_back_at_the_next_fork() {
+    fn a_layer_that_no_process_needs_gives_its_space_back_at_the_next_fork() {
         let folder = tempfile::tempdir().unwrap();
         let mut process = Process::new(folder.path(), 1);
         process.depth = 3;

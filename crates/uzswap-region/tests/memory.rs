@@ -101,7 +101,7 @@ fn pages_go_out_and_come_back_and_are_dropped_when_told() {
 /// Where the pool has more than half of the budget, copies of pages in use are dropped. A page that
 /// is read in order is used once, and is evicted with its copy.
 #[test]
-fn what_is_read_in_order_is_not_compressed_again() {
+fn pages_that_are_read_in_order_are_not_compressed_again() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
     let mut values: RegionVec<u64> = pager.vec_zeroed(32 * MIB / 8).unwrap();
     let value = |i: usize| match i % 512 {
@@ -120,7 +120,7 @@ fn what_is_read_in_order_is_not_compressed_again() {
 }
 
 #[test]
-fn who_goes_on_in_order_is_read_ahead_of() {
+fn pages_are_read_ahead_of_a_thread_that_reads_in_order() {
     for mode in modes() {
         let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();
         let mut values: RegionVec<u64> = pager.vec_zeroed(8 * MIB / 8).unwrap();
@@ -137,7 +137,7 @@ fn who_goes_on_in_order_is_read_ahead_of() {
 
 /// Pages that came in together are evicted together, so the next pass has whole windows again.
 #[test]
-fn what_is_read_in_order_again_and_again_comes_in_many_at_a_time() {
+fn pages_that_are_read_in_order_again_and_again_come_in_many_at_a_time() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
     let mut values: RegionVec<u64> = pager.vec_zeroed(32 * MIB / 8).unwrap();
     values.iter_mut().enumerate().for_each(|(i, slot)| *slot = value(i));
@@ -165,7 +165,7 @@ fn pages_that_were_only_read_go_out_too() {
 }
 
 #[test]
-fn what_is_pinned_stays_and_system_calls_can_be_given_it() {
+fn pinned_memory_stays_and_system_calls_can_use_it() {
     let pager = Pager::builder().memory("16M").mode(Mode::InThread).build().unwrap();
     let mut bytes: RegionVec<u8> = pager.vec_zeroed(4 * MIB).unwrap();
     let pinned = bytes.pin(4096..3 * 4096).unwrap();
@@ -207,7 +207,7 @@ fn noisy(mode: Mode) -> (Pager, RegionVec<u64>) {
 }
 
 #[test]
-fn what_is_only_read_is_not_written_to_the_backing_again() {
+fn pages_that_are_only_read_are_not_written_to_the_backing_again() {
     for mode in modes() {
         let (pager, values) = noisy(mode);
         let count = |name: &str| pager.stats().get(name).unwrap();
@@ -227,7 +227,7 @@ fn what_is_only_read_is_not_written_to_the_backing_again() {
 }
 
 #[test]
-fn what_came_to_be_read_can_be_written() {
+fn a_page_that_came_in_for_a_read_can_be_written() {
     for mode in modes() {
         let (pager, mut values) = noisy(mode);
         let count = |name: &str| pager.stats().get(name).unwrap();
@@ -340,7 +340,7 @@ fn nothing_is_lost_while_the_kernel_looks_at_which_pages_are_used() {
 /// A pipe of `vmsplice` refers to pages without pinning them, as a socket of `MSG_ZEROCOPY` does:
 /// the pages are evicted all the same, and the pipe delivers their content.
 #[test]
-fn a_pipe_delivers_what_was_in_the_pages_that_it_was_given() {
+fn a_pipe_delivers_the_content_that_its_pages_had_when_it_got_them() {
     const PAGES: usize = 64;
     for mode in modes() {
         let pager = Pager::builder().memory("16M").mode(mode).build().unwrap();

@@ -156,7 +156,7 @@ fn foreign_handler() {
 }
 
 #[test]
-fn a_handler_that_is_set_later_gets_what_is_not_ours_once_we_take_ours_back() {
+fn a_handler_that_is_set_later_gets_foreign_signals_once_we_take_ours_back() {
     assert_passes("later handler");
     assert_dies("later handler passes on", libc::SIGBUS, &["passed on\n"]);
 }

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_comes_too_late_is_nobodys() {
+    fn a_reply_that_comes_too_late_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let _listener = UnixListener::bind(&path).unwrap();

@@ -119,7 +119,7 @@ fn a_segment_that_was_changed_is_read_from_the_disk() {
 
 /// Without a disk, with a replica: only the store has a copy.
 #[test]
-fn what_only_the_store_has_comes_back_or_is_an_error_on_its_page() {
+fn a_page_that_only_the_store_has_comes_back_or_is_an_error() {
     let Some(server) = server(&[]) else { return };
     let _replica = Server::replica_of(&server);
     let rig = Rig::new(&server.backing("copies=1&client=me&max=64M&timeout=2"), 0).unwrap();
@@ -205,7 +205,7 @@ fn a_full_store_leaves_segments_on_the_disk_and_says_so() {
 }
 
 #[test]
-fn a_store_that_begins_to_drop_keys_is_written_to_no_more() {
+fn no_segment_is_written_to_a_store_that_begins_to_drop_keys() {
     let Some(server) = server(&[]) else { return };
     let rig = Rig::new(&server.backing(""), 64 << 20).unwrap();
     rig.fill(0..PAGES, 0);

@@ -218,7 +218,7 @@ mod on {
         use super::*;
 
         #[test]
-        fn what_was_waited_for_and_held_is_counted_by_kind() {
+        fn waiting_for_locks_and_holding_them_is_counted_by_kind() {
             struct Counted(u32);
             let [mutex, other] = [0, 0].map(|number| crate::Mutex::new(Counted(number)));
             let (about, told) = std::sync::mpsc::channel();

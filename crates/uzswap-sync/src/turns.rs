@@ -411,7 +411,7 @@ mod on {
         }
 
         #[test]
-        fn what_has_no_end_and_what_panics_is_told() {
+        fn a_thread_without_an_end_and_one_that_panics_are_reported() {
             let endless: ThreadBody<'static> = Box::new(|| {
                 loop {
                     wait();
@@ -424,7 +424,7 @@ mod on {
         }
 
         #[test]
-        fn locks_that_are_taken_in_two_orders_are_told() {
+        fn locks_that_are_taken_in_two_orders_are_reported() {
             let locks = Arc::new([Lock::new(()), Lock::new(())]);
             let both = |first: usize| {
                 let locks = locks.clone();
@@ -440,7 +440,7 @@ mod on {
         }
 
         #[test]
-        fn a_lock_that_is_never_let_go_is_told() {
+        fn a_lock_that_is_never_released_is_reported() {
             let kept = Arc::new(Lock::new(()));
             let (first, other) = (kept.clone(), kept);
             let keeps: ThreadBody<'static> = Box::new(move || std::mem::forget(lock(&first)));

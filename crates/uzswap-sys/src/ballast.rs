@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_slots_is_read_of_the_mapping_that_is_meant() {
+    fn the_swapped_bytes_of_the_right_mapping_are_read() {
         let maps = "7f00-7f10 rw-s 00 00:01 5 /memfd:x (deleted)\nSize: 64 kB\nSwap: 12 kB\n\
                     7f100-7f200 rw-s 00 00:01 5 /memfd:x (deleted)\nSize: 64 kB\nSwap:   8 kB\n";
         assert_eq!((swapped(maps, 0x7f00), swapped(maps, 0x7f100)), (12 << 10, 8 << 10));

@@ -411,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_cut_out_of_what_it_was_joined_with() {
+    fn kept_ranges_are_cut_out_of_the_mapping_that_the_kernel_joined_them_to() {
         const PAGE: usize = PAGE_BYTES;
         let range = 10 * PAGE..30 * PAGE;
         let (before, behind) = (9 * PAGE..10 * PAGE, 30 * PAGE..31 * PAGE);

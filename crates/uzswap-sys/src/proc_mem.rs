@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_not_be_accessed_is_written_read_and_opened() {
+    fn memory_without_access_is_written_read_and_opened() {
         let own = OwnMemory::open().unwrap();
         let mut memory = Mapping::reserved(2 * PAGE_BYTES).unwrap();
         memory.as_mut_slice()[0] = 7;

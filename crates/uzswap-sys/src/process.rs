@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_memory_until_it_is_killed_though_nobody_waits_for_it() {
+    fn a_process_has_memory_until_it_is_killed_though_no_parent_waits_for_it() {
         let own = std::process::id() as i32;
         assert!(has_memory(own) && !is_ending(own));
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();

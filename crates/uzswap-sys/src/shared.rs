@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_never_swapped_has_no_name_and_no_limit() {
+    fn a_file_that_is_never_swapped_has_no_name_and_no_limit() {
         let file = match create_unswappable() {
             Ok(file) => file,
             // Not as root, or before Linux 6.4.
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_mapping_holds_another_of_the_file_finds() {
+    fn bytes_written_through_one_mapping_are_read_through_another_of_the_file() {
         let file = create("uzswap-test").unwrap();
         let again = file.try_clone().unwrap();
         let memory = SharedMemory::map(file, 1 << 40).unwrap();

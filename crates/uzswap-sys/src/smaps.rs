@@ -85,7 +85,7 @@ mod tests {
     use crate::map::{Mapping, PAGE_BYTES};
 
     #[test]
-    fn a_mapping_has_its_flags_and_what_is_there_of_it() {
+    fn a_mapping_has_its_flags_and_its_bytes_in_memory() {
         let text = "\
 7f0000000000-7f0000200000 rw-p 00000000 00:00 0 \n\
 Size:               2048 kB\n\

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_has_all_of_them() {
+    fn a_fork_has_all_stacks() {
         let stacks = Stacks::new().unwrap();
         stacks.run(|| {
             assert_eq!(stacks.taken.iter().filter(|taken| taken.0.load(Relaxed)).count(), 1);

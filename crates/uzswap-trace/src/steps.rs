@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_takes_what_it_was_next_compressed_to() {
+    fn a_page_takes_the_size_to_which_it_was_next_compressed() {
         let steps = steps(&[
             event(What::New, 7, 0, 1),
             event(What::Left, 7, 1000, 2),

@@ -111,7 +111,7 @@ fn ours_faults_about_as_often_as_the_order_of_coming_on_short_programs() {
 }
 
 #[test]
-fn each_trace_says_what_it_is_of() {
+fn each_trace_names_its_program() {
     for Recorded { name, .. } in RECORDED {
         let trace = read(name);
         let summary = Summary::of(&trace);

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_had_as_another_program_is_not_counted() {
+    fn memory_that_a_process_had_as_another_program_is_not_counted() {
         let (folder, _watcher, [first, second]) = two_of(100);
         let path = folder.path().join("tree");
         assert_eq!(second.allowance(70, false).bytes, 100);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_processes_have_done_is_seen_by_who_looks_and_stays_when_they_are_gone() {
+    fn counts_of_processes_are_seen_by_a_watcher_and_stay_when_the_processes_are_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tree");
         let _watcher = Tree::create(&path, 100, 5).unwrap();
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_crowded_where_all_would_not_fit_if_they_grew() {
+    fn a_tree_is_crowded_when_its_processes_would_not_all_fit_if_they_grew() {
         let (_folder, watcher, [first, second]) = two_of(100);
         first.allowance(26, false);
         assert!(!watcher.table().is_crowded());
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_go_on_gives_back_to_who_cannot_and_the_last_of_those_has_no_hope() {
+    fn a_process_that_can_go_on_gives_back_to_a_starved_one_and_the_last_starved_one_has_no_hope() {
         let (_folder, watcher, [first, second]) = two_of(100);
         assert_eq!(first.allowance(60, false), allowed(100, false));
         assert_eq!(second.allowance(40, false), allowed(50, true));

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_works_much_less_than_another_is_idle_until_it_works_twice_as_much() {
+    fn a_process_that_works_much_less_than_another_is_idle_until_it_works_twice_as_much() {
         assert!(is_idle(false, 62, 1000) && !is_idle(false, 63, 1000));
         assert!(is_idle(true, 124, 1000) && !is_idle(true, 125, 1000));
         // 24 compilers on two CPUs, beside a process that has just had a CPU for itself.
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_work_come_first_and_the_older_of_them() {
+    fn processes_that_work_come_first_and_the_older_before_the_younger() {
         let rank = |is_idle, began, slot| Rank { is_idle, began, slot };
         assert!(rank(false, 9, 9) < rank(true, 1, 1));
         assert!(rank(false, 1, 9) < rank(false, 9, 1));

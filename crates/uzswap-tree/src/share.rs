@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_may_have_is_what_there_is() {
+    fn the_parts_of_all_processes_add_up_to_the_budget() {
         let level = |total, others: &[u64]| {
             let others: Vec<_> = others.iter().map(|used| (*used, 0)).collect();
             level(total, &others)
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_cut_to_what_they_need_to_go_on_and_no_further() {
+    fn others_are_cut_to_their_least_and_no_further() {
         assert_eq!(level(100, &[(90, 20), (80, 60)]), 20, "20, 20 and 60");
         assert_eq!(level(100, &[(90, 30), (80, 60)]), 10, "30 and 60 stay");
         assert_eq!(level(100, &[(90, 70), (80, 60)]), 0);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_processes_have_all_that_they_use_and_the_last_what_they_need() {
+    fn the_first_processes_have_all_that_they_use_and_the_last_their_least() {
         let all = [(60, 10); 3];
         assert_eq!(parts(120, 0, &all), [40, 40, 40]);
         // 120 - 20 - 20, 120 - 60 - 20.
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_stuck_has_an_equal_part_whoever_is_favoured() {
+    fn a_stuck_process_has_an_equal_part_whichever_process_is_favoured() {
         let own =
             |is_starved| Own { least: 10, is_starved, favour: FAVOUR, is_idle: false, cpus: 1 };
         let other = Other { used: 90, least: 10, is_before: true, ..OTHER };
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_hardly_more_than_its_least_knows_how_many_work_ahead_of_it() {
+    fn a_process_that_has_hardly_more_than_its_least_knows_how_many_work_ahead_of_it() {
         let own = |favour| Own { least: 16, is_starved: false, favour, is_idle: false, cpus: 1 };
         let ahead = Other { used: 40, is_before: true, ..OTHER };
         let idle = Other { is_idle: true, ..ahead };
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_left_alone_counts_as_where_nobody_is_favoured() {
+    fn a_process_that_is_left_alone_counts_as_if_none_were_favoured() {
         let alone = Other { used: 90, is_left_alone: true, ..OTHER };
         let own = Own { least: 10, is_starved: false, favour: FAVOUR, is_idle: false, cpus: 1 };
         assert_eq!(share(100, own, &[alone]).bytes, 50);
@@ -286,7 +286,7 @@ mod tests {
     /// However far the first are favoured, all keep to the budget once each is cut to its part, and
     /// no process has less than it needs.
     #[test]
-    fn favoured_or_not_all_keep_to_the_budget() {
+    fn all_processes_keep_to_the_budget_favoured_or_not() {
         let mut word = 1u64;
         let mut below = |end: u64| {
             word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_runs_it_says_so() {
+    fn without_a_daemon_uzswap_up_is_0() {
         assert!(Scrape::default().plain().ends_with("\nuzswap_up 0\n"));
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_says_so() {
+    fn a_text_that_is_no_size_is_refused_with_an_example() {
         let wrong = ["10Q", "", "-5M", "M", "1..2G", "ram /", "ram / 0", "ram - 1G", "rams"];
         for text in wrong.into_iter().chain(["min(1M)", "min(1M, 2Q)", "ram * nan"]) {
             assert!(parse(text).unwrap_err().contains("512M"), "{text}");

@@ -156,7 +156,7 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 }
 
 #[test]
-fn a_program_that_waits_most_of_the_time_is_let_go_up_to_what_it_had() {
+fn the_limit_of_a_program_that_waits_most_of_the_time_goes_up_again() {
     // On version 1 the kernel may take minutes to set a limit below a program's memory. That
     // depends on the program's CPUs.
     if is_slow_and_skipped() {
@@ -251,7 +251,7 @@ fn no_limit_is_raised() {
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_one_line_and_nothing_changes() {
+fn an_attach_that_is_refused_prints_one_line_and_changes_nothing() {
     let Some(machine) = Machine::take() else { return };
     let none = "/no/such/group";
     let own = std::process::id().to_string();

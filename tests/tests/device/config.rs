@@ -75,7 +75,7 @@ const WRONG: [(&str, usize, &str); 23] = [
 ];
 
 #[test]
-fn what_is_wrong_is_one_line_with_file_and_line_and_serve_does_not_begin() {
+fn a_wrong_setting_is_named_by_file_and_line_and_serve_does_not_begin() {
     for (text, line, why) in WRONG {
         let files = Files::new(text);
         let check = config("check", &files.path());
@@ -148,7 +148,7 @@ fn the_configuration_of_the_package_is_right() {
 }
 
 #[test]
-fn a_reload_changes_what_can_be_changed_and_a_mistake_changes_nothing() {
+fn a_reload_changes_the_settings_that_can_be_changed_and_a_mistake_changes_nothing() {
     let Some(_machine) = Machine::take() else { return };
     let text = "size = \"1G\"\npool = \"64M\"\ncompressor = \"lz4\"\nbacking = \"none\"\n\
                 [parameters]\nrecompress_idle_seconds = 77\n";

@@ -105,7 +105,7 @@ fn sections_are_taken_off_and_put_back_under_load() {
 }
 
 #[test]
-fn status_shows_what_is_held() {
+fn status_shows_the_pages_that_are_held() {
     let Some(_machine) = Machine::take() else { return };
     let run = churning();
     let status = |arguments: &[&str]| {

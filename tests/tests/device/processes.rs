@@ -292,7 +292,7 @@ fn without_much_room_the_kernel_is_left_few_slots() {
 }
 
 #[test]
-fn a_lock_that_a_stranger_wants_is_not_theirs_to_take() {
+fn another_user_cannot_take_the_lock() {
     let Some(machine) = Machine::take() else { return };
     let run = idle_run();
     for name in ["lock", "state.json", "socket"] {
@@ -309,7 +309,7 @@ fn a_lock_that_a_stranger_wants_is_not_theirs_to_take() {
 }
 
 #[test]
-fn a_page_that_somebody_else_has_too_is_kept_again_unless_that_is_asked_for() {
+fn pages_are_not_shared_unless_asked_for_and_a_new_daemon_keeps_the_choice() {
     let Some(machine) = Machine::take() else { return };
     let mut served = Served::start(&["--size", "256M", "--pool", "200M", "--backing", "none"]);
     let parameter = format!("{FOLDER}/mnt/parameters/same_pages_enabled");

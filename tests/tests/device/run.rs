@@ -82,7 +82,7 @@ fn the_command_s_status_is_ours() {
 }
 
 #[test]
-fn a_command_goes_on_when_nobody_reads_what_is_said() {
+fn a_command_goes_on_when_no_process_reads_our_messages() {
     let Some(_machine) = Machine::take() else { return };
     let (reader, nobody) = std::io::pipe().unwrap();
     drop(reader);
@@ -136,7 +136,7 @@ fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
 }
 
 #[test]
-fn what_the_command_leaves_running_is_ended() {
+fn processes_that_the_command_leaves_running_are_ended() {
     let Some(_machine) = Machine::take() else { return };
     let run = Run::start(&LIMITS, &["sh", "-c", "sleep 1234.5 & exit 4"]).finish();
     run.assert_code(4);
@@ -260,7 +260,7 @@ fn two_runs_share_a_device_and_one_that_is_killed_takes_nothing_of_the_other_alo
 }
 
 #[test]
-fn a_run_that_joins_says_what_does_not_apply() {
+fn a_run_that_joins_names_the_options_that_do_not_apply() {
     let Some(_machine) = Machine::take() else { return };
     let gate = Gate::new();
     let first = Run::start(&LIMITS, &["cat", gate.path().to_str().unwrap()]);
@@ -328,7 +328,7 @@ fn a_signal_reaches_held_processes_and_a_killed_run_leaves_none() {
 }
 
 #[test]
-fn without_root_a_program_alone_says_how_its_libraries_come() {
+fn without_root_a_program_without_its_libraries_says_how_to_install_them() {
     let Some(_machine) = Machine::take() else { return };
     // A copy that another user may read and run.
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -198,7 +198,7 @@ fn without_userfaultfd_no_byte_is_wrong_whatever_a_program_does_to_its_memory() 
 }
 
 #[test]
-fn without_userfaultfd_a_call_whose_memory_is_out_does_what_it_does_with_memory() {
+fn without_userfaultfd_a_call_whose_memory_is_out_answers_as_with_its_memory_in() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let files = folder.path().join("files");
     fs::create_dir(&files).unwrap();

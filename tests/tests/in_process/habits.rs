@@ -87,7 +87,7 @@ fn a_handler_may_leave_a_call_for_another_stack_and_come_back() {
 }
 
 #[test]
-fn signals_of_faults_are_ignored_where_somebody_sends_them() {
+fn signals_of_faults_are_ignored_where_a_process_sends_them() {
     compare("signals.c", &["ignored"]);
 }
 
@@ -334,7 +334,7 @@ fn threads_with_names_of_ours_are_the_program_s() {
 }
 
 #[test]
-fn a_program_that_nobody_may_trace_forks() {
+fn a_program_that_no_process_may_trace_forks() {
     compare("mappings.c", &["undumpable"]);
 }
 
@@ -446,7 +446,7 @@ fn a_program_that_counts_its_threads_sees_its_own() {
 }
 
 #[test]
-fn a_child_that_begins_without_handlers_reads_what_is_out() {
+fn a_child_that_begins_without_handlers_reads_memory_that_is_out() {
     for means in ["userfaultfd", "guards"] {
         compare_with("forks.c", &["cleared"], &format!("export UZSWAP_MEANS={means};"));
     }
@@ -486,7 +486,7 @@ fn forks_go_on_where_no_file_may_be_opened() {
 }
 
 #[test]
-fn what_one_call_appends_to_a_file_stays_together() {
+fn bytes_that_one_call_appends_to_a_file_stay_together() {
     compare("calls.c", &["appends"]);
 }
 

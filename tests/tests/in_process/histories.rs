@@ -84,7 +84,7 @@ fn check(rig: &Rig, seed: u64) -> Option<bool> {
 }
 
 #[test]
-fn any_history_is_in_process_what_it_is_alone() {
+fn any_history_has_the_same_transcript_in_process_as_alone() {
     let rig = Rig::new();
     if let Some(seed) = number("UZSWAP_FUZZ_SEED") {
         print!("{}", generate::history(seed));

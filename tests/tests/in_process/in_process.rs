@@ -45,7 +45,7 @@ print(len(pages))
 "#;
 
 #[test]
-fn what_does_not_fit_goes_to_the_disk_and_a_fork_has_a_copy_of_it() {
+fn pages_that_do_not_fit_go_to_the_disk_and_a_fork_has_a_copy_of_them() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::write(folder.path().join("noise.py"), NOISE).unwrap();
     let start = ["HERE/uzswap", "run", "--in-process", "--memory", "32M", "--backing"];
@@ -110,7 +110,7 @@ fn in_process(folder: &Path, memory: &str, command: &[&str]) -> Output {
 }
 
 #[test]
-fn a_call_whose_memory_is_out_does_what_it_does_with_memory() {
+fn a_call_whose_memory_is_out_answers_as_with_its_memory_in() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::create_dir(folder.path().join("files")).unwrap();
     fs::set_permissions(folder.path().join("files"), fs::Permissions::from_mode(0o777)).unwrap();
@@ -382,7 +382,7 @@ print(json.dumps([run for run in json.loads(said) if run.get('in_process') == os
 "#;
 
 #[test]
-fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_what_happens() {
+fn an_ordinary_user_needs_no_option_but_the_memory_and_sees_the_figures() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::write(folder.path().join("program.py"), WATCHED).unwrap();
     let report = folder.path().join("report");
@@ -473,7 +473,7 @@ fn load_control_suspends_compilers_and_all_end_well() {
 /// The next run removes the file of a killed run, unless the file is locked: then it belongs to a
 /// run in another PID namespace, whose processes have other numbers.
 #[test]
-fn what_a_killed_run_has_left_is_removed_by_the_next() {
+fn a_run_removes_the_files_that_a_killed_run_has_left() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let start = |command: &[&str]| {
         let mut run = as_nobody(folder.path());
@@ -526,7 +526,7 @@ time.sleep(1000)
 "#;
 
 #[test]
-fn only_what_lives_is_listed() {
+fn only_processes_that_live_are_listed() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::write(folder.path().join("program.py"), NEVER_WAITS).unwrap();
     let _ = as_nobody(folder.path());

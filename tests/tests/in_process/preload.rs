@@ -45,7 +45,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn it_takes_two_mappings_and_loads_nothing_else() {
+fn the_preloaded_library_takes_two_mappings_and_loads_nothing_else() {
     let bytes = fs::read(program("libuzswap_preload.so")).unwrap();
     let file = ElfFile64::<Endianness>::parse(&*bytes).unwrap();
     let endian = file.endian();

@@ -158,7 +158,7 @@ fn a_page_that_the_store_has_lost_ends_its_program_with_the_reason() {
 }
 
 #[test]
-fn forked_processes_have_what_only_the_store_had() {
+fn forked_processes_have_the_pages_that_only_the_store_had() {
     if !is_ready() {
         return;
     }
@@ -175,7 +175,7 @@ fn forked_processes_have_what_only_the_store_had() {
 }
 
 #[test]
-fn what_a_store_lacks_is_said_before_the_command_starts() {
+fn a_store_that_is_not_suitable_is_refused_before_the_command_starts() {
     if !is_ready() {
         return;
     }

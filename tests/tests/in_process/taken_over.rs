@@ -120,7 +120,7 @@ int main(void) {
 "#;
 
 #[test]
-fn who_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
+fn a_thread_that_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
     check_compiled(&[GROW, WAITING].concat());
 }
 
@@ -171,7 +171,7 @@ assert ctypes.c_int.from_address(places[4]).value == 17
 "#;
 
 #[test]
-fn no_connection_and_no_child_is_lost_to_who_waited_for_it() {
+fn a_thread_that_waits_for_a_connection_or_a_child_loses_none() {
     check(ANSWERS);
 }
 
@@ -261,7 +261,7 @@ assert all(page == bytes([i % 251]) * 1000 for i, page in enumerate(pages))
 "#;
 
 #[test]
-fn what_a_call_held_may_be_given_back_meanwhile() {
+fn memory_of_a_waiting_call_may_be_given_back_meanwhile() {
     check(GIVEN_BACK);
 }
 

@@ -338,7 +338,7 @@ fn a_program_in_an_emulator_leaves_its_memory_to_that() {
 }
 
 #[test]
-fn a_runtime_folder_of_somebody_else_is_passed_over() {
+fn a_runtime_folder_of_another_user_is_passed_over() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let theirs = tempfile::tempdir_in("/var/tmp").unwrap();
     let mut command = as_nobody(folder.path());
@@ -351,7 +351,7 @@ fn a_runtime_folder_of_somebody_else_is_passed_over() {
 }
 
 #[test]
-fn no_folder_for_the_shared_file_is_said() {
+fn a_run_without_a_folder_for_the_shared_file_says_so() {
     if !is_root() {
         return;
     }

@@ -75,7 +75,7 @@ fn no_wrong_byte_while_a_cpu_comes_and_goes() {
 }
 
 #[test]
-fn what_the_daemon_may_use_is_followed() {
+fn the_cpus_that_the_daemon_may_use_are_followed() {
     let Some(_machine) = Machine::take() else { return };
     let Some(_setting) = two_cpus() else { return };
     let run = churn();

@@ -69,7 +69,7 @@ fn traces() -> Vec<String> {
 }
 
 #[test]
-fn it_is_installed_enabled_rebooted_upgraded_and_purged() {
+fn the_package_is_installed_enabled_rebooted_upgraded_and_purged() {
     if !Path::new("/run/systemd/system").exists() || !Path::new("/etc/debian_version").exists() {
         skip("systemd does not run this machine, or it is no Debian");
         return;

@@ -215,7 +215,7 @@ print(pod["containers"][0]["env"][0]["value"])
 "#;
 
 #[test]
-fn the_kubernetes_component_names_only_what_it_declares() {
+fn the_kubernetes_component_names_only_objects_that_it_declares() {
     let environment = environment(&["pyyaml"]);
     let folder = sources().join("packaging/kubernetes");
     let mut python = Command::new(environment.join("bin/python"));

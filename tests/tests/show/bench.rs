@@ -47,7 +47,7 @@ fn transport_compares_plain_memory_with_each_compressor() {
 }
 
 #[test]
-fn one_that_fails_is_a_row_that_says_so() {
+fn a_compressor_that_fails_is_a_row_with_the_reason() {
     let Some(machine) = Machine::take() else { return };
     let output = bench(&[
         "transport",
@@ -207,7 +207,7 @@ fn wrong_use_is_one_line() {
 }
 
 #[test]
-fn without_root_it_says_so() {
+fn without_root_the_benchmark_asks_for_root() {
     let Some(_machine) = Machine::take() else { return };
     // Copies it to a folder where every user can execute it.
     let folder = tempfile::tempdir().unwrap();

@@ -67,7 +67,7 @@ fn packaging(name: &str) -> PathBuf {
 }
 
 #[test]
-fn prometheus_scrapes_what_the_kernel_swaps() {
+fn prometheus_scrapes_the_metrics_while_the_kernel_swaps() {
     let Some(machine) = Machine::take() else { return };
     let address = format!("127.0.0.1:{}", free_port());
     let served = serve(&address);

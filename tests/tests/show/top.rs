@@ -70,7 +70,7 @@ fn command(modes: &Path) -> String {
 }
 
 #[test]
-fn the_screen_shows_the_cache_and_keys_change_it() {
+fn top_shows_the_cache_and_keys_change_it() {
     let Some(machine) = Machine::take() else { return };
     let options = ["--memory", "64M", "--pool", "256M", "--backing", "none"];
     let churn = program("churn");
@@ -146,7 +146,7 @@ fn assert_the_terminal_is_as_before() {
 }
 
 #[test]
-fn a_signal_ends_it_and_a_terminal_that_is_closed() {
+fn a_signal_and_a_closed_terminal_end_top() {
     let Some(_machine) = Machine::take() else { return };
     let modes = tempfile::NamedTempFile::new().unwrap();
     let start = || {

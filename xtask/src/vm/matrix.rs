@@ -91,7 +91,7 @@ const REGIONS: [&str; 3] = ["region/memory", "region/process", "region/torture"]
 const IN_PROCESS: [&str; 5] = [
     "in_process::a_call_whose_memory_is_out",
     "in_process::an_ordinary_user",
-    "in_process::what_does_not_fit",
+    "in_process::pages_that_do_not_fit",
     "seen",
     "unmanaged",
 ];

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn one_lock_bounds_what_one_for_each_cpu_does_not() {
+    fn one_lock_bounds_the_rate_and_a_lock_for_each_cpu_does_not() {
         let kind = |name: &str, of_the_busiest| LockCount {
             name: name.into(),
             acquisitions: 6400,

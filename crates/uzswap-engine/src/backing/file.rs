@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_takes_no_space() {
+    fn discarded_parts_of_a_file_take_no_space() {
         use std::os::unix::fs::MetadataExt;
         for discards in [false, true] {
             let backing = FileBacking::new(file(1 << 20), 1 << 20).unwrap();

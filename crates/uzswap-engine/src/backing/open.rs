@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_and_untouched() {
+    fn a_backing_that_cannot_be_used_is_refused_and_untouched() {
         let folder = folder();
         let path = folder.path().join("precious");
         std::fs::write(&path, vec![7; 8 << 20]).unwrap();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_other_users_could_have_made_or_could_write_is_refused() {
+    fn a_backing_that_other_users_could_have_made_or_could_write_is_refused() {
         use std::os::unix::fs::{PermissionsExt, chown, symlink};
         let folder = folder();
         let (path, link) = (folder.path().join("swap.img"), folder.path().join("link"));

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_round_trip_and_end_at_what_is_none() {
+    fn records_round_trip_and_end_at_bytes_that_are_no_record() {
         for layout in [Layout::Plain, Layout::Sealed] {
             round_trip(layout);
         }

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_opens_as_what_it_is_and_as_nothing_else() {
+    fn a_sealed_object_opens_under_its_own_identity_and_under_no_other() {
         for algorithm in [&AES_256_GCM, &CHACHA20_POLY1305] {
             let seal = Seal::with(algorithm, None).unwrap();
             let is = identity(1, 16384 * 3 + 7, 700, Codec::Zstd, 9);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_segments_add_up_to_is_what_a_look_at_each_finds() {
+    fn sums_of_segments_are_those_that_a_look_at_each_segment_finds() {
         for count in [1, 63, 64, 65, 4096, 4097, 9000] {
             let segments = Segments::new(count);
             let mut noise = Noise::new(count as u64);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn finding_the_cheapest_takes_a_look_at_what_changed_however_many_there_are() {
+    fn finding_the_cheapest_segment_looks_at_changed_segments_alone() {
         for count in [1 << 16, if cfg!(miri) { 1 << 17 } else { 1 << 22 }] {
             let segments = Segments::new(count);
             segments.cheapest();

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unused_is_given_back_in_rows() {
+    fn unused_segments_are_given_back_in_rows() {
         // One call for an empty backing of 16 TiB.
         assert_eq!(gaps(&[], 8 << 20), std::slice::from_ref(&(0..8 << 20)));
         assert_eq!(gaps(&[5, 2, 3, 2], 8), [0..2, 4..5, 6..8]);

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_an_object_is_named_and_the_section_is_online_again() {
+    fn an_object_that_cannot_move_is_named_with_the_reason_and_its_section_is_online_again() {
         let (cache, area, _) = Setup::default().make();
         let key = area.entry(7).unwrap();
         let page = page_of(Content::Pointers, 7);

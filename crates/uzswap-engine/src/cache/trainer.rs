@@ -251,7 +251,7 @@ mod tests {
     use crate::testing::{Content, page_of};
 
     #[test]
-    fn waits_grow_with_what_was_stored_and_are_shorter_when_it_is_behind() {
+    fn waits_grow_with_the_stored_pages_and_are_shorter_when_the_dictionary_is_behind() {
         let mut trainer = Trainer::new();
         assert!(!trainer.is_due(4095) && trainer.is_due(4096));
         trainer.trained_at = 4096;
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gains_half_of_what_it_did_is_behind_and_below_3_percent_unused() {
+    fn a_dictionary_that_gains_half_as_much_as_before_is_behind_and_below_3_percent_unused() {
         let pages: Vec<Page> =
             (0..SAMPLES as u64).map(|seed| page_of(Content::Pointers, seed)).collect();
         let dictionaries = Dictionaries::default();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_never_gained_enough_is_behind_too() {
+    fn a_dictionary_that_never_gained_enough_is_behind_too() {
         let pages: Vec<Page> =
             (0..SAMPLES as u64).map(|seed| page_of(Content::Pointers, seed)).collect();
         let dictionaries = Dictionaries::default();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_are_noted() {
+    fn the_newest_pages_are_noted() {
         let recent = Recent::new();
         recent.note(SwapEntry(5));
         assert_eq!(recent.newest().next(), Some(SwapEntry(5)));

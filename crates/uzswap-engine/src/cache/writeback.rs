@@ -533,7 +533,7 @@ mod tests {
 
     /// A write that failed leaves objects in its buffer that were never sealed.
     #[test]
-    fn what_a_buffer_held_before_is_not_written() {
+    fn old_bytes_of_a_buffer_are_not_written() {
         let mut buffer = Buffer::new(SEGMENT_BYTES).unwrap();
         buffer.fill(0xaa);
         let segment = Segment::of(Place::at(0));

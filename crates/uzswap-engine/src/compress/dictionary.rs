@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_and_a_trial_says_so() {
+    fn an_object_that_does_not_fit_is_refused_and_counted_in_a_trial() {
         let mut codecs = zstd(Arc::default());
         assert!(codecs.train(&pages()));
         let page = Random(1).page();

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn every_codec_gives_back_what_it_got() {
+    fn every_codec_gives_each_page_back() {
         let mut codecs = Codecs::new("lz4".parse().unwrap());
         for name in [
             "raw",
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn an_object_that_does_not_fit_is_refused() {
         let page = pages().pop().unwrap();
         for name in ["raw", "lz4", "lz4:0", "lz4:-1", "zstd", "lzo", "deflate", "wkdm"] {
             let mut codecs = Codecs::new(name.parse().unwrap());
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_algorithm_says_what_there_is() {
+    fn a_wrong_algorithm_is_refused_with_the_possible_ones() {
         let error = "lz5".parse::<Algorithm>().unwrap_err().to_string();
         assert!(error.contains("'lz5'") && error.contains("zstd"), "{error}");
         let error = "zstd:20".parse::<Algorithm>().unwrap_err().to_string();

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_taken_apart_is_put_together() {
+    fn every_page_that_is_taken_apart_is_put_together() {
         for page in samples() {
             pass(&page);
         }
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn decimals_are_divided_alike_whatever_way_a_thread_rounds() {
+    fn decimals_are_divided_alike_however_a_thread_rounds() {
         assert!(rounds_to_nearest());
         let mut random = Random(21);
         for power in POWERS {

@@ -277,7 +277,7 @@ fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
 
 /// Each thread finds that memory is short, but one section is enough for all.
 #[test]
-fn threads_that_lack_memory_at_once_bring_one_section() {
+fn several_threads_that_lack_memory_bring_one_section() {
     for _ in 0..20 {
         let pool = Pool::new(64 << 20, None, &Arc::new(Nodes::pretended(1, |_| 0)));
         assert_eq!(pool.bytes_ahead(256 << 10), SECTION_BYTES);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_found() {
+    fn gaps_between_pages_that_are_in_are_found() {
         let of = |flags: &[u8]| {
             let flags: Vec<_> = flags.iter().map(|flag| *flag == 1).collect();
             let mut at = 0;

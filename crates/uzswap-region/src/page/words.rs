@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_for_used_pages_costs_what_these_cost_and_not_the_others() {
+    fn a_search_for_used_pages_takes_no_steps_for_the_others() {
         const PAGES: u32 = 1 << 31;
         let words = Words::new(PAGES).unwrap();
         let is_resident = |word: Word| word.kind() == Kind::Resident;

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_with_one_program_save_what_it_saves() {
+    fn machines_with_one_program_save_as_much_as_the_program() {
         let one = Simulated { name: "one".into(), alone: 4000, least: 3000, back: 0.1 };
         let lines = summary(&[one], Policy::ORDER);
         assert!(lines[0].starts_with("a fleet of 1000 machines saves 25 % of its memory"));

@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keepers_that_end_at_once_are_started_ever_more_slowly_and_one_that_lives_at_once() {
+    fn keepers_that_end_soon_are_restarted_ever_more_slowly_and_one_that_lived_long_immediately() {
         let (mut pauses, mut now) = (Pauses::default(), Instant::now());
         let mut all = Vec::new();
         for life in [3600, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3600].map(Duration::from_secs) {

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pool_is_half_of_what_is_free_beyond_the_limit() {
+    fn the_pool_is_half_of_the_free_memory_beyond_the_limit() {
         let options = daemon_options(&arguments(), 2 << 30, 16 << 30, MACHINE).unwrap();
         assert_eq!(options.pool, 2 << 30);
         assert_eq!(options.pages, 4 << 20);

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stood_still_is_read() {
+    fn the_time_in_which_all_stood_still_is_read() {
         let text = "some avg10=1.00 avg60=0.50 avg300=0.10 total=900\n\
                     full avg10=0.50 avg60=0.20 avg300=0.05 total=700\n";
         assert_eq!(stood_still(text), Some(Duration::from_micros(700)));

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_follow_what_is_swapped_out() {
+    fn areas_grow_with_the_pages_that_are_swapped_out() {
         let space = Space::new(4096 * MIB);
         assert_eq!(space.wants(&[], &[]), Some(0..256 * MIB));
         assert_eq!(space.wants(&[area(256 * MIB, 127 * MIB)], &first(256 * MIB)), None);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_or_a_huge_size_is_one_too() {
+    fn a_small_and_a_huge_size_are_served_too() {
         assert_eq!(Space::new(16 * MIB).wants(&[], &[]), Some(0..16 * MIB));
         let huge = Space::new(16 << 40);
         let (mut areas, mut total) = (Vec::new(), 0);

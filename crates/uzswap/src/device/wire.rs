@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_heard_line_by_line() {
+    fn messages_arrive_line_by_line() {
         let (mut ours, theirs) = Wire::pair().unwrap();
         let mut theirs = Wire::new(theirs.into());
         ours.send(&Order::Attach(0..4096)).unwrap();

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_seen_is_let_go() {
+    fn processes_that_can_no_longer_be_seen_are_released() {
         let unseen = Arc::new(Unseen(AtomicUsize::new(0)));
         let control = LoadControl::start(unseen.clone(), 2).unwrap();
         let until = Instant::now() + Duration::from_secs(10);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_disk_is_noticed_by_who_waits_for_it() {
+    fn a_slow_disk_is_noticed_by_the_processes_that_wait_for_it() {
         let mut play = Play::new(2, 10, 1);
         for process in &mut play.seen {
             process.activity.is_running = false;
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_makes_room_for_the_oldest_held() {
+    fn a_process_that_ends_makes_room_for_the_oldest_suspended_one() {
         let mut play = Play::new(2, 8, 100);
         play.looks(Duration::from_secs(2));
         play.seen.remove(0);
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn when_nobody_is_busy_all_are_released() {
+    fn when_no_process_is_busy_all_are_released() {
         let mut play = Play::new(2, 8, 100);
         play.looks(Duration::from_secs(2));
         assert!(play.free().len() < 8);
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gets_a_turn() {
+    fn each_process_gets_a_turn() {
         let mut play = Play::new(2, 6, 100);
         play.looks(Duration::from_secs(5));
         let mut ran = std::collections::HashSet::new();

@@ -122,12 +122,12 @@ fn check_programs(is_quick: bool) {
 }
 
 #[test]
-fn programs_compute_in_a_part_of_their_memory_what_they_do_with_all_of_it() {
+fn programs_compute_the_same_in_a_part_of_their_memory() {
     check_programs(true);
 }
 
 #[test]
-fn more_programs_do_as_well() {
+fn more_programs_give_the_same_results_in_a_part_of_their_memory() {
     if !is_slow_and_skipped() {
         check_programs(false);
     }
@@ -191,7 +191,7 @@ fn numpy_computes_the_same_in_a_half_and_a_quarter() {
 }
 
 #[test]
-fn stressors_verify_what_they_wrote_in_a_half_and_a_quarter() {
+fn stressors_verify_their_memory_in_a_half_and_a_quarter() {
     check_file("stress.sh", &["80M", "40M"], "command -v stress-ng");
 }
 
@@ -201,7 +201,7 @@ fn git_packs_and_checks_a_repository_in_a_half() {
 }
 
 #[test]
-fn eight_compilers_at_once_make_the_same_code_in_a_half_and_a_quarter() {
+fn eight_compilers_side_by_side_make_the_same_code_in_a_half_and_a_quarter() {
     check_file("compile.sh", &["229M", "115M"], "command -v g++ && command -v make");
 }
 

@@ -29,7 +29,7 @@ fn run(slots: &Arc<Slots>, threads: Vec<Box<dyn FnOnce(&Slots) -> Vec<Slot> + Se
 }
 
 #[test]
-fn slots_are_taken_and_drained_at_once() {
+fn slots_are_taken_while_they_are_drained() {
     explore(|| {
         let slots = slots();
         let first = slots.take_slot(0).unwrap();

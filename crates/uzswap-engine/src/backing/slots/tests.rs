@@ -118,7 +118,7 @@ fn any_sequence_keeps_free_and_used_the_whole() {
 }
 
 #[test]
-fn there_is_none_only_when_there_is_none_anywhere() {
+fn no_slot_is_found_only_when_none_is_free_anywhere() {
     let slots = slots(4 * MIB);
     let mut taken = Taken::default();
     while let Some(slot) = slots.take_slot(0) {

@@ -350,7 +350,7 @@ fn an_object_cut_short_or_drawn_out_is_undecodable() {
 }
 
 #[test]
-fn what_is_not_a_page_is_undecodable() {
+fn a_stream_that_is_not_one_page_long_is_undecodable() {
     let mut lzo = Lzo::new();
     let noise = Random(77).page();
     let run = |len: usize| {

@@ -538,7 +538,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "IN_FLIGHT of")]
     #[cfg(debug_assertions)]
-    fn what_is_not_in_the_table_is_refused() {
+    fn a_transition_that_is_not_in_the_table_is_refused() {
         let index = crate::index::Index::new(4096, None);
         index.add_area(4096).unwrap();
         index.provision().unwrap();

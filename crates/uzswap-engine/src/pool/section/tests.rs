@@ -62,7 +62,7 @@ fn the_last_section_that_may_have_memory_keeps_it() {
 
 #[test]
 #[should_panic(expected = "cannot become")]
-fn a_change_that_is_not_in_the_table_is_none() {
+fn a_change_that_is_not_in_the_table_is_refused() {
     let sections = of(1);
     sections.turn(&mut lock(&sections.inner), 0, SectionState::Online);
 }

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_says_why_it_had_more_unless_what_was_left_alone_explains_it() {
+    fn a_run_says_why_it_exceeded_its_limit_unless_programs_left_alone_explain_it() {
         const MIB: u64 = 1 << 20;
         let seen = || Beyond {
             bytes: 200 * MIB,

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_to_one_that_is_gone_is_forgotten() {
+    fn a_message_to_a_member_that_is_gone_is_dropped() {
         let (ours, theirs) = Wire::pair().unwrap();
         drop(theirs);
         let mut member = Member::new(ours);

@@ -277,7 +277,7 @@ fn set(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn no_history_loses_a_page_or_keeps_anybody_waiting() {
+fn no_history_loses_a_page_or_keeps_a_program_waiting() {
     if let Some(seed) = set("UZSWAP_SIMULATE_SEED") {
         println!("{}", story(seed, Faults::default()));
         return assert_eq!(broken(seed, Faults::default()), None);
