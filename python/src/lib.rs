@@ -14,7 +14,7 @@ create_exception!(
     uzswap,
     Error,
     PyException,
-    "Memory cannot be paged, or not as asked: one line with the remedy in it."
+    "Memory cannot be paged, or an option is wrong. The message is one line with the remedy."
 );
 
 /// An error of the library as an exception.

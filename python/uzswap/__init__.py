@@ -26,7 +26,7 @@ class Pager(_Pager):
     memory: bytes, or a text such as "512M" or "4G". Pages in memory, compressed pages and tables
         take no more.
     compressor: "lz4", "zstd", "lzo", "deflate", "wkdm" or "raw", with ":LEVEL" if it has levels.
-    backing: "PATH" or "PATH:SIZE", a file for the coldest pages. Without it all stay in memory.
+    backing: "PATH" or "PATH:SIZE", a file for the coldest pages. Without it all pages stay in memory.
     mode: "in-thread" needs no privilege, but a system call on memory that is paged out fails with
         EFAULT. "handler-threads" has no such rule, but needs root or /dev/userfaultfd. It is the
         default if it is permitted.
@@ -74,7 +74,7 @@ class Pager(_Pager):
         return self.empty(shape, dtype, order)
 
     def array(self, source, dtype=None):
-        """A copy of `source`, an array or anything that numpy makes one of."""
+        """A copy of `source`: an array, or anything that numpy.asarray takes."""
         import numpy
 
         source = numpy.asarray(source, dtype)

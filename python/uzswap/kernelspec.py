@@ -62,7 +62,7 @@ def load_ipython_extension(shell):
         program = [sys.executable, "-m", "uzswap", "status"]
         told = subprocess.run(program, capture_output=True, text=True, check=False)
         figures = _figures(told.stdout, os.getpid())
-        print(f"uzswap: {figures or 'this kernel is of no run, or has less than 12 MiB'}")
+        print(f"uzswap: {figures or 'this kernel runs without uzswap, or has less than 12 MiB'}")
 
     shell.register_magic_function(show, "line", "uzswap")
 
@@ -73,7 +73,7 @@ def main():
         description="Install a Jupyter kernel that slows down instead of dying.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("install", help="make it one of Jupyter's kernels")
+    command = commands.add_parser("install", help="add the kernel to Jupyter's kernels")
     command.add_argument("--memory", metavar="SIZE", help="the limit of a notebook, for example 2G")
     command.add_argument("--name", default="uzswap", help="the name that Jupyter uses (uzswap)")
     command.add_argument("--display-name", metavar="TEXT", help="the name that people see")

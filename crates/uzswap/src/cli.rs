@@ -31,13 +31,13 @@ pub enum Command {
         after_help = "Examples:\n  uzswap run --memory 2G -- make -j8\n  sudo uzswap run --device --memory 2G --user me -- make -j8"
     )]
     Run(RunArguments),
-    /// Give the whole machine a compressed swap device; SIGTERM takes it away again.
+    /// Give the whole machine a compressed swap device; SIGTERM removes it.
     #[command(
         after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
     )]
     Serve(ServeArguments),
     /// Bring running programs below a memory limit, step by step. The limit ends with this command,
-    /// or by detach.
+    /// or by `uzswap detach`.
     #[command(after_help = "Example:\n  sudo uzswap attach --unit redis-server --memory 300M")]
     Attach(AttachArguments),
     /// End an attach and restore the former limits.
@@ -50,15 +50,15 @@ pub enum Command {
     /// clients.
     #[command(after_help = "Example:\n  uzswap remote status valkey://cache.example:6379")]
     Remote(RemoteArguments),
-    /// Show the stored pages, their place and ratio, and the rejected pages with the reasons.
+    /// Show the stored pages, their places and ratio, and the reasons for rejected pages.
     #[command(after_help = "Example:\n  sudo uzswap status --json | jq '.[0].stats.stored_pages'")]
     Status(StatusArguments),
-    /// Show the sections of memory that the pool lies in, and take them off or bring them back.
+    /// Show the sections of the pool, 2 MiB of memory each, and take them offline or online.
     #[command(
         after_help = "Example, which moves the pages of section 4 and gives its 2 MiB back:\n  sudo uzswap memory offline 4"
     )]
     Memory(MemoryArguments),
-    /// Show the status all the time, with rates and the swapped processes. Keys change compressor
+    /// Show the status as it changes, with rates and the swapped processes. Keys change compressor
     /// and pool; q ends it.
     #[command(after_help = "Example:\n  sudo uzswap top --once")]
     Top(TopArguments),
@@ -66,15 +66,15 @@ pub enum Command {
     /// it until Ctrl-C.
     #[command(after_help = "Example:\n  sudo uzswap dashboard")]
     Dashboard(DashboardArguments),
-    /// Say which features work on this machine, and for each of the others the missing part and its
-    /// remedy.
+    /// Say which features work on this machine. For each of the others, name the missing part and
+    /// the remedy.
     #[command(after_help = "Example:\n  sudo uzswap doctor")]
     Doctor(DoctorArguments),
     /// Undo the remains of killed runs: swap, loop devices, mounts, cgroups.
     #[command(after_help = "Example:\n  sudo uzswap clean")]
     Clean,
-    /// Replace the program that serves by this one, after another version was installed. No page is
-    /// lost; programs notice a pause.
+    /// Replace the running version by this one, after its installation. No page is lost; programs
+    /// notice a pause.
     #[command(after_help = "Example:\n  sudo apt install ./uzswap.deb && sudo uzswap upgrade")]
     Upgrade,
     /// Write a running program's pages to a file for measurements, or the order in which a command
@@ -89,7 +89,7 @@ pub enum Command {
     /// Sum up a trace of accesses, print or cut it, or export it for libCacheSim.
     #[command(after_help = "Example:\n  uzswap trace sort.trace --print --to 20")]
     Trace(TraceArguments),
-    /// Say how many faults a recorded program would have with other memory, or under another
+    /// Say how many faults a recorded program would have with more or less memory, or under another
     /// policy.
     #[command(after_help = "Example:\n  uzswap simulate sort.trace --memory 64M,128M")]
     Simulate(SimulateArguments),
@@ -121,14 +121,14 @@ pub enum Command {
 pub struct CacheArguments {
     /// Memory for compressed pages [default: half of the free memory beyond the limit].
     ///
-    /// At least 4 MiB. With --include-pool, the default is half of --memory.
+    /// At least 4 MiB. With `run --include-pool`, the default is half of --memory.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub pool: Option<u64>,
-    /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level as in
+    /// Compressor of new pages: lz4, zstd, lzo, deflate, wkdm, raw; some with a level, as in
     /// zstd:3 [default: zstd; in-process lz4].
     ///
     /// Levels: lz4 -2 to 64, zstd -100 to 19, deflate 1 to 12. A higher level takes more time and
-    /// less memory. Of lz4, a higher level from 1 on takes less time and more memory.
+    /// less memory. The levels of lz4 from 1 on do the reverse: less time and more memory.
     #[arg(long, value_name = "NAME[:LEVEL]")]
     pub compressor: Option<Algorithm>,
     /// Where the coldest pages go: a file with a size, a block device, or none [default: an
@@ -136,25 +136,26 @@ pub struct CacheArguments {
     ///
     /// With a size: a new file. Without: a file that was a backing before, or a block device, which
     /// is overwritten. A file that holds anything else, a symbolic link, and a file that another
-    /// user owns or may write are refused. The unnamed file is half as large as the device, or as
-    /// the disk's free space if that is less. If that would be below 64 MiB, there is none.
+    /// user owns or may write are refused. The unnamed file has half the size of the device, or half
+    /// of the disk's free space if that is less. Where that is below 64 MiB, there is no file.
     ///
     /// With --in-process: a folder, and the size of the unnamed file that each process has there.
-    /// By itself that is /var/tmp, with up to 16 times --memory.
+    /// The default is /var/tmp, with up to 16 times --memory.
     ///
-    /// An address names a store in another machine's memory, Valkey or Redis. It is used beside the
-    /// file, which a second --backing may name. `max` limits the bytes there.
+    /// An address names a store in another machine's memory, Valkey or Redis. The store is used
+    /// beside the file; a second --backing may name the file. `max` limits the bytes there.
     #[arg(long, value_name = "PATH[:SIZE]|none|valkey://HOST:PORT/?max=SIZE")]
     pub backing: Vec<OsString>,
     /// Replicas of the store that must have a page before the disk may forget it [default: 0].
     ///
-    /// With 0 the disk has all pages, and a store that is lost costs time alone.
+    /// With 0 the disk keeps all pages, and the loss of the store costs only time.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=2))]
     pub remote_copies: Option<u8>,
     /// Seconds to wait for a page that only the store has [default: 10].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub remote_timeout: Option<u16>,
-    /// File with the store's password on its first line [default: UZSWAP_REMOTE_PASSWORD has it].
+    /// File with the store's password on its first line [default: the variable
+    /// UZSWAP_REMOTE_PASSWORD has the password].
     #[arg(long, value_name = "FILE")]
     pub remote_password_file: Option<PathBuf>,
     /// Write pages to the backing as they are, neither encrypted nor authenticated: for a disk that
@@ -165,7 +166,7 @@ pub struct CacheArguments {
     /// devices.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     pub transport: Transport,
-    /// Threads that serve the device [default: six and two for each CPU].
+    /// Threads that serve the device [default: six, and two more for each CPU].
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(2..=256))]
     pub threads: Option<u16>,
     /// Serve metrics for Prometheus at ADDRESS/metrics, and a page that plots the last hour at
@@ -204,21 +205,22 @@ pub struct RunArguments {
     /// Memory that the command and its children may use, together.
     ///
     /// At least 4 MiB. Sizes are in units of 1024: 512M, 4G, 1.5GiB, or a number of bytes. A part
-    /// of the machine's memory is 'ram / 4' or 'min(ram / 2, 8G)'. 'available' is the machine's
-    /// free memory or the control group's limit, less an eighth.
+    /// of the machine's memory is written as 'ram / 4' or 'min(ram / 2, 8G)'. 'available' is the
+    /// machine's free memory or the control group's limit, less an eighth.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = crate::size::AVAILABLE)]
     pub memory: u64,
     /// Page inside the command's processes, by a library that they preload; needs neither root nor
     /// swap. The pool is a part of --memory [default where no swap device can be made].
     #[arg(long, conflicts_with = "device")]
     pub in_process: bool,
-    /// Swap to a device of its own, which serves any program and needs root [default where one can
-    /// be made].
+    /// Swap to uzswap's device, which works for any program and needs root [default where the device
+    /// can be made].
     #[arg(long)]
     pub device: bool,
     /// Count the pool and the daemon as parts of --memory: the command gets the rest.
     ///
-    /// The rest is at least a quarter. Without this option they take memory beside --memory.
+    /// The command gets at least a quarter. Without this option, pool and daemon take memory beside
+    /// --memory.
     #[arg(long)]
     pub include_pool: bool,
     /// While many processes swap more than they compute, let no more of them run than there are
@@ -228,7 +230,7 @@ pub struct RunArguments {
     /// In-process this is the default. With the swap device it needs cgroup v2 mounted somewhere.
     #[arg(long, conflicts_with = "no_load_control")]
     pub load_control: bool,
-    /// Let all processes run at once, however much they swap.
+    /// Let all processes run at the same time, however much they swap.
     #[arg(long)]
     pub no_load_control: bool,
     /// In-process, the policy that decides which page leaves: order or clock [default: order].
@@ -269,8 +271,8 @@ pub struct TargetArguments {
     pub unit: Option<String>,
     /// A process, with its descendants.
     ///
-    /// If it shares its cgroup with others, no limit is set. Instead its memory above --memory is
-    /// paged out as it comes, and pages that it uses come back (Linux 5.10).
+    /// If it shares its cgroup with others, no limit is set. Instead uzswap pages out its memory
+    /// above --memory again and again, and pages that it uses come back (Linux 5.10).
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A cgroup: its folder, or its name as in /proc/PID/cgroup.
@@ -286,8 +288,8 @@ pub struct AttachArguments {
     pub target: TargetArguments,
     /// Memory that its processes may use, together.
     ///
-    /// The limit comes down step by step. It goes up again, for ten seconds, while the processes
-    /// wait for memory half of the time.
+    /// The limit comes down step by step. When the processes wait for memory more than half of the
+    /// time, it goes up again for ten seconds.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub memory: u64,
     /// Largest size of the swap device, before compression [default: the machine's memory, and at
@@ -324,7 +326,7 @@ pub struct ServeArguments {
     /// The cache.
     #[command(flatten)]
     pub cache: CacheArguments,
-    /// File with all options that are not given here; its drop-ins are in FILE.d/*.conf [default:
+    /// File that sets the options not given here; its drop-ins are in FILE.d/*.conf [default:
     /// /etc/uzswap/uzswap.conf, if there is one].
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -341,7 +343,7 @@ pub struct RemoteArguments {
 /// The commands for a store.
 #[derive(Debug, Subcommand)]
 pub enum RemoteCommand {
-    /// Show each client, its segments there, and whether it lives.
+    /// Show each client of the store, its segments, and whether it lives.
     #[command(after_help = "Example:\n  uzswap remote status valkey://cache.example:6379 --json")]
     Status(RemoteStatusArguments),
     /// Remove the segments of clients that have given no sign of life for a minute.
@@ -357,7 +359,8 @@ pub enum RemoteCommand {
 pub struct StoreArguments {
     /// Its address, as for --backing.
     pub address: String,
-    /// File with the password on its first line [default: UZSWAP_REMOTE_PASSWORD has it].
+    /// File with the password on its first line [default: the variable UZSWAP_REMOTE_PASSWORD has
+    /// the password].
     #[arg(long, value_name = "FILE")]
     pub remote_password_file: Option<PathBuf>,
 }
@@ -392,8 +395,7 @@ pub enum ConfigCommand {
     Show(ConfigShowArguments),
     /// Print the configuration of zram-generator as one of uzswap.
     ///
-    /// It is printed and nothing is changed. A setting that uzswap does not have is a comment with
-    /// the reason.
+    /// Nothing is changed. A setting that uzswap does not have becomes a comment with the reason.
     #[command(after_help = "Example:\n  uzswap config import | sudo tee /etc/uzswap/uzswap.conf")]
     Import(ConfigImportArguments),
 }
@@ -430,7 +432,7 @@ pub struct StatusArguments {
     #[arg(long)]
     pub json: bool,
     /// Bring all pages of a process of an in-process run into memory, and keep them there until
-    /// this command ends. Debuggers and profilers see no other pages.
+    /// this command ends. Debuggers and profilers see only pages that are in memory.
     #[arg(long, value_name = "PID", conflicts_with = "json")]
     pub bring_in: Option<u32>,
 }
@@ -446,7 +448,8 @@ pub struct MemoryArguments {
 /// A section is brought to a state.
 #[derive(Debug, Clone, Subcommand)]
 pub enum MemoryChange {
-    /// Move the pages of a section to others, or to the backing, and give its memory back.
+    /// Move the pages of a section to other sections, or to the backing, and give its memory back to
+    /// the kernel.
     ///
     /// The section gets no memory until it is brought online.
     Offline {
@@ -463,7 +466,7 @@ pub enum MemoryChange {
 /// `uzswap top`.
 #[derive(Debug, Args)]
 pub struct TopArguments {
-    /// Print it once, as text, with the rates of one interval.
+    /// Print the status once, as text, with the rates of one interval.
     #[arg(long)]
     pub once: bool,
     /// Seconds between two readings.

@@ -20,8 +20,9 @@ pub struct RecordArguments {
     pub out: Option<PathBuf>,
     /// Run a command, and write to this new file which pages it touches, without their contents.
     ///
-    /// The command runs in-process within --memory, so that a touch of any other page is a fault,
-    /// which is recorded. It takes several times as long. See `uzswap trace`, `uzswap simulate`.
+    /// The command runs in-process within --memory. A touch of a page outside of it is a fault, and
+    /// each fault is recorded. The command takes several times as long. See `uzswap trace` and
+    /// `uzswap simulate`.
     #[arg(long, value_name = "FILE", requires = "command")]
     pub accesses: Option<PathBuf>,
     /// Memory for the pages of each process of the command. The less, the more touches are
@@ -33,7 +34,7 @@ pub struct RecordArguments {
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = "128M",
         conflicts_with = "pid")]
     pub max: u64,
-    /// Compressor of which the trace has the sizes [default: lz4].
+    /// Compressor whose sizes of pages the trace has [default: lz4].
     #[arg(long, value_name = "NAME[:LEVEL]", conflicts_with = "pid")]
     pub compressor: Option<Algorithm>,
     /// The command and its arguments.
@@ -99,8 +100,8 @@ pub struct SimulateArguments {
     /// size to that of all pages].
     #[arg(long, conflicts_with = "fit")]
     pub plot: bool,
-    /// Say how much memory many machines would save that run the programs of FILE and of these
-    /// traces. Prints its assumptions.
+    /// Estimate the memory that many machines would save if they ran the programs of FILE and of
+    /// these traces. Prints its assumptions.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["fit", "plot", "memory"])]
     pub fleet: Vec<PathBuf>,
 }
