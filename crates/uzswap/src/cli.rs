@@ -136,8 +136,8 @@ pub struct CacheArguments {
     ///
     /// With a size: a new file. Without: a file that was a backing before, or a block device, which
     /// is overwritten. A file that holds anything else, a symbolic link, and a file that another
-    /// user owns or may write are refused. The unnamed file has half the size of the device, or half
-    /// of the disk's free space if that is less. Where that is below 64 MiB, there is no file.
+    /// user owns or may write are refused. The unnamed file has half the size of the device, or
+    /// half of the disk's free space if that is less. Where that is below 64 MiB, there is no file.
     ///
     /// With --in-process: a folder, and the size of the unnamed file that each process has there.
     /// The default is /var/tmp, with up to 16 times --memory.
@@ -213,8 +213,8 @@ pub struct RunArguments {
     /// swap. The pool is a part of --memory [default where no swap device can be made].
     #[arg(long, conflicts_with = "device")]
     pub in_process: bool,
-    /// Swap to uzswap's device, which works for any program and needs root [default where the device
-    /// can be made].
+    /// Swap to uzswap's device, which works for any program and needs root [default where the
+    /// device can be made].
     #[arg(long)]
     pub device: bool,
     /// Count the pool and the daemon as parts of --memory: the command gets the rest.
@@ -448,8 +448,8 @@ pub struct MemoryArguments {
 /// A section is brought to a state.
 #[derive(Debug, Clone, Subcommand)]
 pub enum MemoryChange {
-    /// Move the pages of a section to other sections, or to the backing, and give its memory back to
-    /// the kernel.
+    /// Move the pages of a section to other sections, or to the backing, and give its memory back
+    /// to the kernel.
     ///
     /// The section gets no memory until it is brought online.
     Offline {
