@@ -27,14 +27,14 @@ four nodes, and 512 MiB that are plugged in and out. *suspend*: the test of this
 the machine to sleep (`mem`, ACPI S3). *debian* and *debian13* are Debian 12 and 13 with systemd as
 init, *busybox* the files of another Debian 12 without.
 
-There is no row of ublk on 5.10, which is older than it. Nor is there one on 6.1, which Debian
+There is no row of ublk on 5.10, which is older than ublk. Nor is there one on 6.1, which Debian
 builds without it (`CONFIG_BLK_DEV_UBLK is not set`). cgroup v1 has no row: the machine of
 [benchmarks.md](benchmarks.md), Linux 6.18, has it, and `./check` runs there.
 
 *arm64*: aarch64, always emulated. Its programs are cross-built on x86-64, and *busybox* is a folder
 of Debian's arm64 packages there. *engine*: the unit tests of engine and range index. *small*: the
-listed tests with one CPU and 512 MiB. The emulator runs on x86-64 and orders memory as that does,
-so it shows nothing about orders.
+listed tests with one CPU and 512 MiB. The emulator runs on x86-64 and orders memory as x86-64
+does, so it shows no reordering.
 
 | kernel | cgroup | system | tests | passed | date |
 |---|---|---|---|---|---|
