@@ -353,6 +353,10 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
         }
         return give_back_and_move(agent, call, range, target);
     }
+    if !agent.pager.has_adopted(range.start..range.start + PAGE_BYTES) {
+        // The kernel would move the mappings before the adopted one, and then fail.
+        return give_back_and_move(agent, call, range, target);
+    }
     let source = match flags as i32 & libc::MREMAP_DONTUNMAP {
         0 => Change::Gone,
         _ => Change::Zeroed,
