@@ -100,17 +100,17 @@ pub const MEMORY: &str = "memory";
 pub fn attributes() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let cpus = (
         CPUS,
-        "The last state that is up of each possible CPU: of contexts of codecs, slots of the \
-         backing, a buffer, threads. CPUs come and go by themselves with the process's CPUs; one that \
-         was set stays until then.",
+        "For each possible CPU, the last of its states that is up: contexts of codecs, slots of the \
+         backing, a buffer, threads. CPUs come and go with those that the process may use; a CPU \
+         that was set by hand stays until these change.",
         "a CPU's number and a state: 1 offline",
     );
     let memory = (
         MEMORY,
-        "Where each section of the pool stands, 2 MiB of memory: absent until it is needed, online, \
-         or offline until it is brought online again. The pages of a section move to others or \
-         to the backing; one that cannot be emptied stays, and stats/memory_error has the reason. A node \
-         that is offline has none of the pool.",
+        "The state of each section of the pool, 2 MiB of memory: absent until it is needed, online, \
+         or offline until it is brought online again. To take a section offline, its pages move to \
+         other sections or to the backing. A section that cannot be emptied stays online, and \
+         stats/memory_error has the reason. A node that is offline has none of the pool.",
         "a section or a node, and a state: 4 offline, 4 online, node1 offline",
     );
     let writeback = (

@@ -279,8 +279,8 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "recompress_idle_seconds",
         doc: "Pages that have been in the pool for so long, unused, are compressed again while the \
-              machine is idle. Sixteen become one, of some 0.7 times the size that zstd makes of \
-              them one by one. Loading one then takes some 15 us more. 0: never.",
+              machine is idle. Sixteen pages become one object, of some 0.7 times the size that \
+              zstd makes of them one by one. Loading one of them takes some 15 us more. 0: never.",
         accepts: "a number of seconds, from 0 to 86400",
         get: |a| a.recompress_idle_seconds.load(Relaxed).to_string(),
         set: |a, text| set_number(&a.recompress_idle_seconds, text, 0, 86400),

@@ -79,7 +79,8 @@ pub fn metrics() -> Vec<Metric> {
     let faults = "How long reads of the device took, from taking the request to the answer.";
     let reads =
         "How long reads of the store in another machine's memory took, of those that it answered.";
-    let started = "When the daemon started, since the epoch: it changes when another one goes on.";
+    let started =
+        "Time since the epoch at which the daemon started; it changes when another daemon goes on.";
     let own = [
         Metric::own(UP, up, MetricType::Gauge, None),
         Metric::own(FAULTS, faults, MetricType::Histogram, Some(Unit::Seconds)),

@@ -68,17 +68,17 @@ pub const FIGURES: [Figure; 12] = [
     },
     Figure {
         name: "swap_used_size",
-        doc: "Bytes of it that are taken: by pages that are swapped out, some of them in memory too, and by ourselves where pool and backing can take no more.",
+        doc: "Taken bytes of swap space: by pages that are swapped out, some of them in memory too, and by uzswap itself where pool and backing are full.",
         value: |files| files.swapped.in_use().used,
     },
     Figure {
         name: "dead_pages",
-        doc: "Pages held although the kernel has freed their slots: it tells of that when a whole cluster of 2 MiB is free, or when it uses the slot again.",
+        doc: "Pages held although the kernel has freed their slots: the kernel says so when a whole cluster of 2 MiB is free, or when it uses the slot again.",
         value: Files::dead_pages,
     },
     Figure {
         name: "room_size",
-        doc: "Bytes that could still be stored in pool and backing, whatever they are: with a part of both left out, which fragmentation may take.",
+        doc: "Bytes of any content that pool and backing could still take, without the part of both that fragmentation may take.",
         value: |files| Room::of(&files.cache, &files.traffic).bytes,
     },
 ];

@@ -92,24 +92,32 @@ const FIGURES: [Statistic; 26] = [
     figure("remote_up", "1 while the store in another machine's memory answers.", |cache| {
         cache.backing.remote().is_up.into()
     }),
-    figure("remote_size", "Bytes of our segments at that store.", |cache| {
-        cache.backing.remote().bytes
-    }),
-    figure("remote_limit", "Bytes that they may take there; 0: there is no store.", |cache| {
-        cache.backing.remote().bytes_max
-    }),
+    figure(
+        "remote_size",
+        "Bytes of our segments at the store in another machine's memory.",
+        |cache| cache.backing.remote().bytes,
+    ),
+    figure(
+        "remote_limit",
+        "Bytes that our segments may take at the store; 0: there is no store.",
+        |cache| cache.backing.remote().bytes_max,
+    ),
     figure("remote_reads", "Reads that the store answered.", |cache| cache.backing.remote().reads),
-    figure("remote_bytes_read", "Bytes of these reads.", |cache| cache.backing.remote().bytes_read),
-    figure("remote_read_ns_p50", "Median time of such a read, ns.", |cache| {
+    figure("remote_bytes_read", "Bytes of the reads that the store answered.", |cache| {
+        cache.backing.remote().bytes_read
+    }),
+    figure("remote_read_ns_p50", "Median time of a read that the store answered, ns.", |cache| {
         cache.remote_read_ns(0.5)
     }),
-    figure("remote_read_ns_p99", "99th percentile of that time, ns.", |cache| {
-        cache.remote_read_ns(0.99)
-    }),
+    figure(
+        "remote_read_ns_p99",
+        "99th percentile of the time of a read that the store answered, ns.",
+        |cache| cache.remote_read_ns(0.99),
+    ),
     figure("remote_writes", "Segments written to the store.", |cache| {
         cache.backing.remote().writes
     }),
-    figure("remote_bytes_written", "Bytes of these segments.", |cache| {
+    figure("remote_bytes_written", "Bytes of the segments written to the store.", |cache| {
         cache.backing.remote().bytes_written
     }),
     figure(
