@@ -35,7 +35,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn short_sequences_checked_after_each_step(
+    fn short_sequences_match_the_model_after_each_step(
         bytes in prop::collection::vec(any::<u8>(), 0..600)
     ) {
         run(&bytes, true);
@@ -51,14 +51,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
 
     #[test]
-    fn long_sequences(bytes in prop::collection::vec(any::<u8>(), 20_000..60_000)) {
+    fn long_sequences_match_the_model(bytes in prop::collection::vec(any::<u8>(), 20_000..60_000)) {
         run(&bytes, false);
     }
 }
 
 /// Fills and refills so that the pool overflows, segments are cleaned and everything moves.
 #[test]
-fn heavy_churn_through_a_small_pool() {
+fn heavy_churn_through_a_small_pool_matches_the_model() {
     let (mut with_dictionary, mut numbers) = (0, 0);
     for (round, setup) in setups().into_iter().enumerate() {
         let mut harness = Harness::new(setup);

@@ -192,7 +192,7 @@ fn the_list_is_a_map() {
 /// A few threads on a few leaves; tests/stress.rs has many threads on many leaves. This one is for
 /// Miri, which also shows threads old values where the memory order allows them.
 #[test]
-fn threads_meet() {
+fn a_few_threads_on_a_few_leaves_lose_nothing() {
     const THREADS: u64 = 3;
     let list = SkipList::new();
     let rounds = if cfg!(miri) { 20 } else { 5000 };

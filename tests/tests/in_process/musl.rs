@@ -105,12 +105,12 @@ fn check(options: &[&str], of_command: &str, of_another: &str) {
 }
 
 #[test]
-fn a_program_of_musl_runs_as_without_and_is_named() {
+fn a_program_of_musl_runs_without_uzswap_and_is_named() {
     check(&[], "has another C library than glibc", "its C library is not glibc");
 }
 
 #[test]
-fn a_static_program_of_musl_runs_as_without_and_is_named() {
+fn a_static_program_of_musl_runs_without_uzswap_and_is_named() {
     const COMMAND: &str = "is statically linked and loads no library";
     check(&["-static"], COMMAND, "it is linked statically");
 }

@@ -310,7 +310,7 @@ fn a_stack_for_signals_from_before_the_program_began_is_known() {
 }
 
 #[test]
-fn where_the_agent_cannot_be_loaded_a_program_runs_as_without_and_says_so_once() {
+fn where_the_agent_cannot_be_loaded_a_program_runs_without_uzswap_and_says_so_once() {
     let grows = "x = [bytes([i % 251]) * 65536 for i in range(640)]; print(sum(map(len, x)))";
     let folder = folder("int main(void) { return 0; }", "");
     let path = folder.path();

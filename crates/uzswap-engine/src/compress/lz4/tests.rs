@@ -150,7 +150,7 @@ fn an_object_does_not_depend_on_earlier_ones() {
 }
 
 #[test]
-fn literal_runs_of_every_length() {
+fn literal_runs_of_every_length_come_back() {
     let mut ours = ours();
     let noise = Random(5).page();
     for count in 1..=600 {
@@ -167,7 +167,7 @@ fn literal_runs_of_every_length() {
 }
 
 #[test]
-fn matches_of_every_length() {
+fn matches_of_every_length_come_back() {
     let mut ours = ours();
     let noise = Random(6).page();
     // All the short ones, and where one more length byte becomes due.
@@ -186,7 +186,7 @@ fn matches_of_every_length() {
 }
 
 #[test]
-fn matches_at_the_end_of_the_page() {
+fn matches_at_the_end_of_the_page_come_back() {
     let mut ours = ours();
     let noise = Random(9).page();
     for start in PAGE - 80..PAGE {

@@ -76,7 +76,7 @@ fn an_object_does_not_depend_on_earlier_ones() {
 }
 
 #[test]
-fn literal_runs_of_every_length() {
+fn literal_runs_of_every_length_come_back() {
     let mut lzo = Lzo::new();
     let noise = Random(5).page();
     for count in 1..=600 {
@@ -93,7 +93,7 @@ fn literal_runs_of_every_length() {
 }
 
 #[test]
-fn matches_of_every_length() {
+fn matches_of_every_length_come_back() {
     let mut lzo = Lzo::new();
     let noise = Random(6).page();
     // All the short ones, and where one more length byte becomes due.
@@ -114,7 +114,7 @@ fn matches_of_every_length() {
 }
 
 #[test]
-fn matches_at_the_end_of_the_page() {
+fn matches_at_the_end_of_the_page_come_back() {
     let mut lzo = Lzo::new();
     let noise = Random(9).page();
     for start in PAGE - 80..PAGE {
@@ -315,7 +315,7 @@ fn noise_never_panics() {
 }
 
 #[test]
-fn every_corruption_of_one_byte() {
+fn both_decoders_agree_on_every_corruption_of_one_byte() {
     let mut lzo = Lzo::new();
     let mut random = Random(0x0DD);
     for page in [[0; PAGE], pointers(&mut random), mixed(&mut random), mixed(&mut random)] {

@@ -120,7 +120,7 @@ fn sizes_are_as_expected() {
 }
 
 #[test]
-fn sections_of_every_length() {
+fn sections_of_every_length_come_back() {
     let mut forms = Forms::new();
     let mut random = Random(11);
     for count in 0..=PAGE / 4 {
@@ -167,7 +167,7 @@ fn an_object_cut_short_or_drawn_out_is_undecodable() {
 /// Most changes of tags change the length and are noticed. Changes in other sections change the
 /// page, and the checksum notices them. A wrong slot may have the same word, at first zero.
 #[test]
-fn every_corruption_of_one_byte() {
+fn both_decoders_agree_on_every_corruption_of_one_byte() {
     let mut forms = Forms::new();
     let mut random = Random(0x0DD);
     for page in [pointers(&mut random), mixed(&mut random), words(&mut random)] {

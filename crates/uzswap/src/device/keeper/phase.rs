@@ -86,7 +86,7 @@ mod tests {
     use crate::device::phase::tests::{all, check_tables};
 
     #[test]
-    fn only_where_no_area_is_listed_anything_is_ended_or_removed() {
+    fn nothing_is_ended_or_removed_while_an_area_is_listed() {
         for phase in all::<Phase>() {
             let ends = phase.may(EndDaemon) || phase.may(Remove);
             assert_eq!(ends, phase == Ending, "{phase:?}");
