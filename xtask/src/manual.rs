@@ -11,7 +11,7 @@ use uzswap_cli::cli::Cli;
 
 /// The meaning of each exit status, and the only command that has it; empty if several have.
 const STATUSES: [(&str, &str, &str); 7] = [
-    ("0", "", "It was done."),
+    ("0", "", "Success."),
     ("1", "doctor", "No front end works on this machine."),
     ("125", "", "uzswap itself failed; one line on standard error has the reason and the remedy."),
     ("126", "run", "The command could not be executed."),
@@ -22,15 +22,18 @@ const STATUSES: [(&str, &str, &str); 7] = [
 
 /// Files and their purpose.
 const FILES: [(&str, &str); 6] = [
-    ("/etc/uzswap/uzswap.conf", "How serve is configured: the names of its options."),
+    ("/etc/uzswap/uzswap.conf", "The configuration of serve: names and values of its options."),
     (
         "/etc/uzswap/uzswap.conf.d/*.conf",
-        "Drop-ins, which win over it in the order of their names.",
+        "Drop-ins, which override it in the order of their names.",
     ),
     ("/run/uzswap/mnt/parameters/", "Attributes, readable and writable while a cache runs."),
     ("/run/uzswap/mnt/stats/", "Statistics, one value a file."),
     ("/run/uzswap/state.json", "The changes to the machine; clean undoes them."),
-    ("/var/tmp", "Where the backing is, a file without a name, unless another is asked for."),
+    (
+        "/var/tmp",
+        "The folder of the backing, an unnamed file, unless --backing names another place.",
+    ),
 ];
 
 /// Writes files, given by name and text, to a folder, which is made.
@@ -88,7 +91,7 @@ fn page(name: &str, command: Command) -> String {
         list(&mut rest, "FILES", &FILES.map(|(file, purpose)| (file, purpose.to_owned())));
         rest.control("SH", ["ENVIRONMENT"]);
         rest.control("TP", []).text([bold("NO_COLOR")]);
-        rest.text([roman("Set to anything: no colours, on a terminal either.")]);
+        rest.text([roman("Set to any value: no colours, not even on a terminal.")]);
     }
     let _ = rest.to_writer(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()

@@ -109,12 +109,12 @@ impl Stays {
             Self::Droppable => "the kernel may drop this memory",
             Self::Sealed => "it has sealed this memory",
             Self::Key => "a protection key guards this memory",
-            Self::Special => "the kernel uses this memory by rules of its own",
+            Self::Special => "the kernel has special rules for this memory",
             Self::OwnFaults => "it serves the faults of this memory itself",
             Self::Code => "this memory is code",
             Self::Stack => "this memory is the stack of a thread",
             Self::ReadOnly => "this memory may only be read, and userfaultfd is denied",
-            Self::Refused => "there were no mappings left for this memory",
+            Self::Refused => "it may have no more mappings for this memory (vm.max_map_count)",
             Self::Copy => "this memory is its own copy of a file",
         }
     }

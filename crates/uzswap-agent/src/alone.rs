@@ -106,7 +106,8 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
     let result = result.unwrap_or_else(|_| crate::die(&["its threads cannot be started again"]));
     if crate::start().is_err() {
         stage::refuse();
-        say(&["this program is not watched any more: no thread can be started"]);
+        say(&["this program is no longer watched: no thread can be started; raise its limit of \
+               processes (ulimit -u)"]);
     }
     result
 }

@@ -161,7 +161,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_pselect6 => masks::select(agent, call),
         number => match masks::argument(number) {
             Some(at) => masks::without_ours(agent, call, at),
-            None => crate::die(&[&format!("system call {number} has a row, and nobody does it")]),
+            None => crate::die(&[&format!("a bug of uzswap: no code does system call {number}")]),
         },
     }
 }

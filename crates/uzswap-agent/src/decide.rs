@@ -129,10 +129,10 @@ pub struct Keep {
 pub fn decide(seen: &Observation) -> Action {
     match seen {
         Observation::EndWanted => Action::End,
-        Observation::Filtered => {
-            Action::Refuse("it forbids itself system calls (seccomp), or answers them")
+        Observation::Filtered => Action::Refuse("it filters its own system calls (seccomp)"),
+        Observation::Unmeasured => {
+            Action::Refuse("it has no /proc, where uzswap would read its mappings")
         }
-        Observation::Unmeasured => Action::Refuse("it has no /proc, which tells its memory"),
         Observation::Unmanaged(seen) => before_take_over(seen),
         Observation::Managed(seen) => Action::Keep(keep(seen)),
     }

@@ -260,9 +260,7 @@ fn watch(coming: own_threads::Coming) {
             );
         }
         if looker::apart(pid_namespace::has_foreign_proc) {
-            return stop_watching(
-                "its /proc numbers processes otherwise (PID namespace without its own)",
-            );
+            return stop_watching("its /proc is of another PID namespace");
         }
     }
     loop {

@@ -64,11 +64,11 @@ fn waited_call(thread: i32) -> Option<stop::WaitedCall> {
 /// program's descriptors.
 fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if let Some(user) = looker::apart(|| devices::user(thread)) {
-        return Err(format!("it has {user} open, by which its memory is used at any time"));
+        return Err(format!("it has {user} open, which may use its memory at any time"));
     }
     looker::apart(|| own_files::note_open(devices::open_files(thread)));
     if let Err(error) = looker::apart(smaps::check) {
-        return Err(format!("/proc/self/smaps, which tells of its memory: {error}"));
+        return Err(format!("uzswap cannot read its mappings from /proc/self/smaps: {error}"));
     }
     if let Some(watcher) = watcher() {
         return Err(format!("{watcher}, which would see our faults as its own"));
@@ -77,7 +77,9 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
         return Err(written::REASON.into());
     }
     if modules.iter().any(|module| module.is_go) {
-        return Err("it is Go's, whose stacks have no room to bring in what calls need".into());
+        return Err(
+            "it has Go code, whose stacks have no room to bring in memory of system calls".into()
+        );
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use uzswap_calls::{Call, sites, table};
 use uzswap_sys::map::Mapped;
 
-pub const REASON: &str = "it writes code as it runs that makes system calls itself";
+pub const REASON: &str = "it generates code that makes system calls itself";
 
 /// Bytes that are looked at together.
 const PART: usize = 64 << 10;

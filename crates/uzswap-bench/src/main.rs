@@ -70,7 +70,7 @@ enum What {
     Swapout(fault::FaultArguments),
     /// numpy on an array four times its memory, beside numpy.memmap.
     Numpy(numpy::NumpyArguments),
-    /// Threads that swap out at once, and the cost of their locks.
+    /// Threads that swap out at the same time, and the cost of their locks.
     Locks(locks::LocksArguments),
     /// The range index beside other ordered maps.
     Ranges,

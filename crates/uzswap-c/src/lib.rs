@@ -177,7 +177,7 @@ fn options(given: *const Options) -> Result<Options, String> {
     let beyond = unsafe { slice::from_raw_parts(given.cast::<u8>(), size) }.get(OURS..);
     if beyond.is_some_and(|beyond| beyond.iter().any(|byte| *byte != 0)) {
         return Err(format!(
-            "options of {size} bytes, not of {OURS}, ask for what this library does not know; \
+            "options of {size} bytes, not of {OURS}, ask for options that this library does not know; \
              install the libuzswap that the program was compiled with"
         ));
     }
@@ -210,12 +210,12 @@ pub extern "C" fn uzswap_pager_new(options: *const Options) -> *mut Pager {
             MODE_DEFAULT => builder,
             MODE_IN_THREAD => builder.mode(Mode::InThread),
             MODE_HANDLER_THREADS => builder.mode(Mode::HandlerThreads),
-            other => return Err(format!("mode {other}: there is none of that number")),
+            other => return Err(format!("mode {other}: there is no such mode; see uzswap.h")),
         };
         builder = match options.on_fork {
             ON_FORK_ABSENT => builder,
             ON_FORK_COPY => builder.on_fork(OnFork::PrivateCopy),
-            other => return Err(format!("on_fork {other}: there is none of that number")),
+            other => return Err(format!("on_fork {other}: there is no such choice; see uzswap.h")),
         };
         if options.reclaim_threads > 0 {
             builder = builder.reclaim_threads(options.reclaim_threads as usize);
@@ -324,7 +324,7 @@ pub extern "C" fn uzswap_advise(
             ADVICE_WILL_NEED => Advice::WillNeed,
             ADVICE_PAGE_OUT => Advice::PageOut,
             ADVICE_DONT_NEED => Advice::DontNeed,
-            other => return Err(format!("advice {other}: there is none of that number")),
+            other => return Err(format!("advice {other}: there is no such advice; see uzswap.h")),
         };
         let (region, range) = self::pager(pager)?.part(address, bytes)?;
         region.advise(range, advice).map_err(said)?;

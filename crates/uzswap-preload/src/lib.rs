@@ -153,7 +153,7 @@ fn begin_child(is_past_library: bool) {
             loading::forked();
             front().into_iter().for_each(Front::forked);
             if hooks.is_some() {
-                loading::give_up(&[b"it was forked in the moment that its parent was taken over"]);
+                loading::give_up(&[b"it was forked while uzswap took its parent over"]);
             }
         }
     }

@@ -110,8 +110,8 @@ impl Inner {
             Ok(false) => self.die(
                 space,
                 page,
-                &"its memory is gone: somebody gave it to the kernel (madvise, munmap), or a bug \
-                of uzswap; to drop pages, call the region's advise",
+                &"its memory is gone: the program gave it to the kernel (madvise, munmap), or uzswap has a \
+                bug; to drop pages, call the region's advise",
             ),
             Err(error) => self.die(space, page, &Refused("find", &error)),
         }
@@ -479,8 +479,8 @@ impl fmt::Display for Full<'_> {
         let cache = pager.cache.memory_bytes() as u64 / MIB;
         write!(
             f,
-            "no memory is left for it: of {all} MiB, pages that cannot leave have {pages} and what \
-             is compressed has {cache}, and the backing is full; raise the budget or give a larger \
+            "no memory is left for it: of {all} MiB, pages that cannot leave have {pages} and \
+             compressed pages with their tables {cache}, and the backing is full; raise the budget or give a larger \
              backing"
         )
     }
@@ -501,7 +501,7 @@ impl fmt::Display for Damaged {
 impl fmt::Display for Unread<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = ErrorNumber(self.0);
-        write!(f, "the backing does not read: {why}; check the disk, or the store of --backing")
+        write!(f, "the backing cannot be read: {why}; check the disk, or the store of --backing")
     }
 }
 

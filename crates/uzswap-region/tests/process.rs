@@ -347,7 +347,7 @@ fn after_unmap() {
 #[test]
 fn a_page_that_the_backing_does_not_give_back_ends_the_process_and_nothing_else_does() {
     for (case, why) in [
-        ("unreadable backing", "the backing does not read"),
+        ("unreadable backing", "the backing cannot be read"),
         ("damaged backing", "its stored copy is damaged"),
     ] {
         let says = ["uzswap: region 0x", "of 25165824 bytes", why, "check"];

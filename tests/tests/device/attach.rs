@@ -257,7 +257,7 @@ fn an_attach_that_is_refused_prints_one_line_and_changes_nothing() {
     let own = std::process::id().to_string();
     let cases: [(&[&str], &str); 6] = [
         (&["attach", "--cgroup", none, "--memory", "64M"], "is no group with a memory controller"),
-        (&["attach", "--cgroup", "/", "--memory", "64M"], "the whole machine; use serve"),
+        (&["attach", "--cgroup", "/", "--memory", "64M"], "the whole machine; use `uzswap serve`"),
         (&["attach", "--pid", "999999999", "--memory", "64M"], "there is no process 999999999"),
         (&["attach", "--pid", &own, "--memory", "1"], "too little"),
         (&["detach", "--cgroup", none], "is no group with a memory controller"),

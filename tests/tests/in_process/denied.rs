@@ -218,7 +218,7 @@ fn without_userfaultfd_a_call_whose_memory_is_out_answers_as_with_its_memory_in(
 }
 
 #[test]
-fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so() {
+fn where_protection_is_denied_too_a_command_runs_without_uzswap_and_one_line_says_so() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let command = ["sh", "-c", "echo \"preloaded: $LD_PRELOAD\"; exit 7"];
     let start = ["run", "--in-process", "--memory", "64M", "--"];
@@ -228,9 +228,12 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     assert_eq!(output.status.code(), Some(7), "{said}");
     assert_eq!(output.stdout, b"preloaded: \n");
     assert_eq!(said.lines().count(), 1, "{said}");
-    for part in
-        ["userfaultfd is not permitted", "seccomp=", "/proc/self/mem", "such commands run without"]
-    {
+    for part in [
+        "userfaultfd is not permitted",
+        "seccomp=",
+        "/proc/self/mem",
+        "the command runs without uzswap",
+    ] {
         assert!(said.contains(part), "{said}");
     }
     let doctor = run_under(AND_PWRITE64, folder.path(), "userfaultfd", &["doctor"]);
@@ -239,7 +242,7 @@ fn where_protection_is_denied_too_a_command_runs_as_without_and_one_line_says_so
     assert!(told.starts_with("does not work here"), "{told}");
     // doctor gives the same reason, with details behind the name of the check.
     let reason = said.trim_end().strip_prefix("uzswap: in-process: ").unwrap();
-    let reason = reason.strip_suffix("; such commands run without").unwrap();
+    let reason = reason.strip_suffix("; the command runs without uzswap").unwrap();
     assert!(told.contains(reason), "{told}");
 }
 

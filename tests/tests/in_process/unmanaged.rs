@@ -272,7 +272,7 @@ fn a_program_with_its_own_number_in_a_sandbox_is_known_by_it() {
         assert!(!said(&output).iter().any(|line| line.contains("left program")), "{output:?}");
     }
     if let Some(output) = in_sandbox(folder.path(), "32M", &unshare) {
-        check(&output, "left program: its /proc numbers processes otherwise");
+        check(&output, "left program: its /proc is of another PID namespace");
         assert!(said(&output).iter().any(|line| line.contains("of 1 it could not be")));
     }
 }
@@ -317,7 +317,7 @@ fn a_program_that_filters_its_calls_from_the_start_is_named() {
     let mut command = as_nobody(folder.path());
     command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "24M"]);
     let output = command.arg(folder.path().join("program")).output().unwrap();
-    check(&output, "left program: it forbids itself system calls (seccomp), or answers them");
+    check(&output, "left program: it filters its own system calls (seccomp)");
 }
 
 #[test]
@@ -362,7 +362,10 @@ fn a_run_without_a_folder_for_the_shared_file_says_so() {
         exec $nobody env -u XDG_RUNTIME_DIR "$1/uzswap" run --quiet --in-process --memory 64M -- \
             sh -c 'echo hello; exit 7'
     "#;
-    check(&in_namespace(folder.path(), script), "no folder takes a file");
+    check(
+        &in_namespace(folder.path(), script),
+        "no folder takes the file that the processes share",
+    );
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub fn record(arguments: &RecordArguments, trace: &Path) -> Result<ExitCode, Fai
         .map_err(|error| Failure::new(format!("{}: {error}; name a file", trace.display())))?;
     if path.exists() {
         let path = trace.display();
-        return Err(Failure::new(format!("{path}: there is a file; name one that is not there")));
+        return Err(Failure::new(format!("{path}: the file exists; name a new one")));
     }
     let compressor = arguments.compressor.as_ref().map(ToString::to_string);
     let name = Path::new(&arguments.command[0]).file_name().unwrap_or_default();
@@ -76,11 +76,14 @@ fn tell(recorded: &Trace, path: &Path, max: u64) {
     let Summary { touches, processes, .. } = Summary::of(recorded);
     say!("uzswap: {touches} touches of {processes} processes are in {path}");
     if touches == 0 {
-        say!("uzswap: no program had more than 16 MiB, or none could be kept small: uzswap run");
+        say!(
+            "uzswap: no program had more than 16 MiB, or none could be kept small; `uzswap run` names \
+             the reason"
+        );
     }
     if lost > 0 {
         let max = size::show(max);
-        say!("uzswap: {lost} events more had no room in {max}; record again with a larger --max");
+        say!("uzswap: {lost} more events had no room in {max}; record again with a larger --max");
     }
 }
 

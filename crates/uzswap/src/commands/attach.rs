@@ -63,7 +63,7 @@ impl Target {
         let name = &self.name;
         if let Some((0, file)) = self.group.swap_limit() {
             let file = file.display();
-            let why = format!("{name} may not swap ({file} is 0); change that first");
+            let why = format!("{name} may not swap ({file} is 0); raise that limit first");
             return Err(Failure::new(why));
         }
         let limit = self.group.memory_limit().filter(|(most, _)| *most <= memory);
@@ -117,7 +117,7 @@ pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
     }
     ended?;
     if !arguments.quiet {
-        say!("uzswap: {name} is let go");
+        say!("uzswap: {name} is detached");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -167,7 +167,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     let target = find(&arguments.target)?;
     let (folder, name) = (target.place().folder, target.name);
     let pid = attached(&folder).ok_or_else(|| {
-        Failure::new(format!("{name} is not attached; `uzswap status` shows the attached ones"))
+        Failure::new(format!("{name} is not attached; `uzswap status` lists the attached groups"))
     })?;
     // The number is from the PID namespace of `attach`. Here it may be another process's.
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -178,7 +178,9 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::new(format!("cannot end process {pid}: {error}")))?;
     match processes::wait_for(PATIENCE, || attached(&folder).is_none()) {
         true => Ok(()),
-        false => Err(Failure::new(format!("process {pid} has not let go of {name} yet"))),
+        false => Err(Failure::new(format!(
+            "process {pid} has not restored the limits of {name} yet; `uzswap status` lists it until then"
+        ))),
     }
 }
 
@@ -199,7 +201,8 @@ fn find(target: &TargetArguments) -> Result<Target, Failure> {
         TargetArguments { pid: Some(pid), .. } => {
             let name = format!("process {pid}");
             let group = hierarchy.of_process(*pid);
-            let group = group.ok_or_else(|| Failure::new(format!("there is no {name}")))?;
+            let group = group
+                .ok_or_else(|| Failure::new(format!("there is no {name}; check the number")))?;
             let tree = process::tree(*pid);
             match group.processes().iter().all(|other| tree.contains(other)) {
                 true => whole_group(&hierarchy, group.path().to_owned(), name),
@@ -222,16 +225,18 @@ fn whole_group(hierarchy: &Hierarchy, path: PathBuf, name: String) -> Result<Tar
     let group = Group::at(hierarchy.version, path);
     if group.path() == hierarchy.top().path() {
         return Err(Failure::new(format!(
-            "{name} is in the group of the whole machine; use serve"
+            "{name} is in the group of the whole machine; use `uzswap serve`"
         )));
     }
     if hierarchy.own().path().starts_with(group.path()) {
-        let why = format!("{name} is this command's own group; call it from outside");
+        let why = format!("{name} is this command's own group; attach from another group");
         return Err(Failure::new(why));
     }
     if !squeeze::limit_file(&group).exists() {
         let path = group.path().display();
-        return Err(Failure::new(format!("{path} is no group with a memory controller")));
+        return Err(Failure::new(format!(
+            "{path} is no group with a memory controller; check its name"
+        )));
     }
     Ok(Target { processes: Processes::Of(group.clone()), group, name })
 }

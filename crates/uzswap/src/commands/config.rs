@@ -135,7 +135,7 @@ impl Configuration {
             show!("{name} = {value:?}  # {}:{line}", file.display());
         }
         if all().next().is_none() {
-            show!("nothing is set; {CONFIGURATION} is where to");
+            show!("nothing is set; write settings into {CONFIGURATION}");
         }
     }
 }

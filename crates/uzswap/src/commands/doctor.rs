@@ -24,7 +24,7 @@ fn regions() -> Vec<Finding> {
     vec![
         finding("in-thread (SIGBUS; system calls need pinned memory)", check(Mode::InThread)),
         optional("handler-threads (any system call works)", check(Mode::HandlerThreads)),
-        finding("used unless asked otherwise", default),
+        finding("default mode", default),
     ]
 }
 
@@ -38,9 +38,9 @@ fn in_process() -> Vec<Finding> {
     let by = in_process::check().map(|means| {
         let text = match means {
             Means::Moves => "userfaultfd",
-            Means::Copies => "userfaultfd, copied: before Linux 6.8 they cannot be moved",
+            Means::Copies => "userfaultfd, as copies: moves need Linux 6.8",
             Means::Guards => "guard pages (Linux 6.15), slower than by userfaultfd",
-            Means::Protection => "their protection, which is slower yet",
+            Means::Protection => "protection (mprotect), which is slower yet",
         };
         text.to_owned()
     });

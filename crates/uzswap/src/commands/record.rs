@@ -31,7 +31,7 @@ pub fn record(pid: i32, out: &Path) -> Result<(), Failure> {
     let file = File::options().write(true).create_new(true).mode(0o600).open(out);
     let out = out.display().to_string();
     let file = file.map_err(|error| {
-        Failure::new(format!("{out}: {error}; name a file that is not there and can be made"))
+        Failure::new(format!("{out}: {error}; name a new file in a folder that you may write"))
     })?;
     let mut file = BufWriter::new(file);
     let mut pages = 0u64;

@@ -42,8 +42,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     }
     if let Some(policy) = arguments.policy {
         return Err(Failure::new(format!(
-            "--policy={policy} is of in-process, and the kernel chooses the device's pages; leave \
-             it out or add --in-process"
+            "--policy={policy} works in-process alone: the kernel chooses the pages of the device; \
+             leave the option out, or add --in-process"
         )));
     }
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
@@ -53,7 +53,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     requirements::require()?;
     group::hierarchy()?;
     if arguments.load_control {
-        let missing = |why| Failure::new(format!("--load-control: {why}, or do without"));
+        let missing = |why| Failure::new(format!("--load-control: {why}, or leave the option out"));
         requirements::freezer().map_err(missing)?;
     }
     let size = arguments.size.unwrap_or_else(|| options::default_size(arguments.memory, machine));
@@ -86,7 +86,9 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     if arguments.user.is_none()
         && let Some(name) = user::sudo_user_with_root_files(began)
     {
-        say!("uzswap: files that the command made here are root's; --user {name} runs it as you");
+        say!(
+            "uzswap: files that the command made here belong to root; --user {name} runs it as you"
+        );
     }
     if let Some(path) = &arguments.report {
         write_report(path, &report)?;
@@ -334,7 +336,7 @@ fn start_load_control(group: &Group) -> Result<LoadControl, Failure> {
     let processes = InGroup::new(group.clone());
     processes.and_then(|all| LoadControl::start(all, cpu::allowed())).map_err(|error| {
         Failure::new(format!(
-            "--load-control: cannot make a freezer: {error}; it needs root, or do without"
+            "--load-control: cannot make a freezer: {error}; become root, or leave the option out"
         ))
     })
 }

@@ -37,7 +37,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     reload.start()?;
     keeper.remarks().for_each(|line| say!("uzswap: {line}"));
     if keeper.has_switched_zswap_off() {
-        say!("uzswap: the kernel's zswap is switched off while this serves");
+        say!("uzswap: the kernel's zswap is switched off while serve runs");
     }
     let (device, folder) = (keeper.devices().join(", "), folder::mount());
     // An error means that systemd does not run, or does not wait for this.

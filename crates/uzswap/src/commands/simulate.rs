@@ -25,7 +25,7 @@ pub fn read(file: &Path) -> Result<(Trace, Steps), Failure> {
     let steps = Steps::of(&trace);
     match steps.touches() {
         0 => Err(Failure::new(format!(
-            "{}: no touch is in it; record a program of more than 16 MiB",
+            "{}: the trace has no touch; record a program of more than 16 MiB",
             file.display()
         ))),
         _ => Ok((trace, steps)),
@@ -40,8 +40,8 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
         let (small, recorded) = (size::show(*small), size::show(recorded));
         let file = arguments.file.display();
         return Err(Failure::new(format!(
-            "--memory {small}: {file} was recorded with {recorded}, and has no touches of pages \
-             that were there; simulate that or more, or record with less"
+            "--memory {small}: {file} was recorded with {recorded}, and lacks touches of pages \
+             in that memory; simulate with {recorded} or more, or record with less"
         )));
     }
     let policies: &[Policy] =
@@ -167,8 +167,8 @@ fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) ->
     }
     if has_marks {
         lines.push(
-            "* beside its largest pool there is less room than when it was recorded: touches of \
-             pages that were there then are not counted"
+            "* when the pool is largest, pages have less memory than at the recording: the trace \
+             lacks touches of pages that were in memory then"
                 .to_owned(),
         );
     }
@@ -178,7 +178,7 @@ fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) ->
 fn about(trace: &Trace, steps: &Steps) -> String {
     let lost = match trace.header.lost() {
         0 => String::new(),
-        lost => format!("; {lost} events of its end were lost"),
+        lost => format!("; its last {lost} events were lost"),
     };
     format!(
         "{}: {} touches of {} pages ({}) in {:.1} s, sizes of {}{lost}",
@@ -234,7 +234,7 @@ fn fit(trace: &Trace, steps: &Steps, policies: &[Policy]) {
         let memory = least(trace, steps, *policy);
         let counts = replay(*policy, steps, memory);
         let is_least = match memory <= trace.header.memory.next_multiple_of(STEP) {
-            true => " or less, below which the trace tells nothing",
+            true => " or less (the trace was recorded with this memory)",
             false => "",
         };
         show!(

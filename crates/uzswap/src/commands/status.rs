@@ -201,7 +201,7 @@ fn bring_in(process: u32, runs: &[(u32, Tree, PathBuf)]) -> Result<(), Failure> 
             return Err(Failure::new(format!("process {process} has ended")));
         }
         Some(true) | None => {
-            show!("all pages of process {process} are in until this command ends: Ctrl-C")
+            show!("all pages of process {process} are in memory until Ctrl-C ends this command")
         }
         Some(false) => {
             return Err(Failure::new(format!(
@@ -221,7 +221,7 @@ pub fn describe() -> Option<String> {
     let running = Running::read()?;
     let what = match running.alive {
         true => "is running",
-        false => "was killed; the next run or serve cleans up",
+        false => "was killed; the next `uzswap run` or `serve` cleans up",
     };
     Some(format!("{}: {what}", folder::FOLDER))
 }
@@ -257,11 +257,13 @@ fn print(running: &Running) {
     }
     print_runs(state);
     if stats.stats.is_empty() {
-        show!("  figures   none, as nothing is mounted there; pages are served all the same");
+        show!(
+            "  figures   none, as the control files are not mounted; pages are served all the same"
+        );
         return;
     }
     show!(
-        "  space     {} of {} taken; {} of pages dead",
+        "  space     {} of {} taken; {} of dead pages",
         size::show(get("swap_used_size")),
         size::show(get("swap_area_size")),
         size::show(get("dead_pages") * PAGE_BYTES as u64),
@@ -285,7 +287,7 @@ fn print(running: &Running) {
     show!("  cpus      {}", stats.parameters.get("cpus").map_or("?", String::as_str));
     if !stats.writeback_error.is_empty() {
         show!(
-            "  WRITEBACK STOPPED: {}; nothing is lost; mend it and echo Y > \
+            "  WRITEBACK STOPPED: {}; nothing is lost; repair the backing, then echo Y > \
              {}/parameters/writeback_enabled",
             stats.writeback_error,
             running.mount.display()

@@ -61,7 +61,7 @@ impl Interrupts {
     pub fn pass_on(&mut self, pid: i32, signal: i32, from_terminal: bool) -> bool {
         self.0 += u32::from(signal == libc::SIGINT || signal == libc::SIGTERM);
         if self.0 > 1 {
-            say!("uzswap: interrupted again: ending the command at once");
+            say!("uzswap: interrupted again: killing all processes of the command");
             return true;
         }
         if !from_terminal {
@@ -75,6 +75,10 @@ impl Interrupts {
 /// Writes the report of a run to a file, as JSON.
 pub fn write_report(path: &Path, report: &impl Serialize) -> Result<(), Failure> {
     let json = serde_json::to_vec_pretty(report).map_err(|e| Failure::new(e.to_string()))?;
-    fs::write(path, json)
-        .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))
+    fs::write(path, json).map_err(|error| {
+        Failure::new(format!(
+            "cannot write {}: {error}; name a file that you may write",
+            path.display()
+        ))
+    })
 }

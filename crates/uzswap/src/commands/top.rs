@@ -60,7 +60,7 @@ impl Look {
         let pressure = fs::read_to_string(pressure::MACHINE).unwrap_or_default();
         let pressure = match pressure.lines().next() {
             Some(line) => line.split(" total").next().unwrap_or(line).to_owned(),
-            None => "not told by this kernel".to_owned(),
+            None => "not reported by this kernel".to_owned(),
         };
         Self { at: Instant::now(), running: Running::read(), pressure, swapped: swapped() }
     }

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 /// Asks the keeper for the upgrade, and waits.
 pub fn upgrade() -> Result<(), Failure> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::new(format!("cannot tell which program this is: {error}")))?;
+        .map_err(|error| Failure::new(format!("cannot find the path of this program: {error}")))?;
     let stream = UnixStream::connect(folder::socket()).map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied => Failure::new(keeper::cannot_lock(&error)),
         _ => Failure::new("there is no cache to upgrade: none is running"),
@@ -27,7 +27,11 @@ pub fn upgrade() -> Result<(), Failure> {
             Ok(())
         }
         Ok(Tell::Refused(message)) => Err(Failure::new(message)),
-        Ok(_) => Err(Failure::new("the keeper does not know of upgrades: stop and start it")),
-        Err(error) => Err(Failure::new(format!("the keeper does not answer: {error}"))),
+        Ok(_) => {
+            Err(Failure::new("the keeper is too old for an upgrade: end it and start it again"))
+        }
+        Err(error) => {
+            Err(Failure::new(format!("the keeper does not answer: {error}; see `uzswap status`")))
+        }
     }
 }

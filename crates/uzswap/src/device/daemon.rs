@@ -193,15 +193,18 @@ fn prepare() -> Vec<String> {
     // It fails if a shell with job control has made this process the leader of a group, which
     // serves as well.
     let _ = process::leave_session();
-    note("memory may be dumped", process::set_undumpable());
-    note("not spared when memory runs out", process::spare_from_oom());
-    note("not marked as serving I/O (PR_SET_IO_FLUSHER)", process::set_io_flusher(true));
+    note("the daemon's memory may be dumped", process::set_undumpable());
+    note("the daemon is not spared when memory runs out", process::spare_from_oom());
+    note(
+        "the daemon may wait for its own device (PR_SET_IO_FLUSHER)",
+        process::set_io_flusher(true),
+    );
     notes
 }
 
 fn lock() -> Option<String> {
     let error = process::lock_memory().err()?;
-    Some(format!("memory is not locked: {error}"))
+    Some(format!("the daemon's memory is not locked: {error}"))
 }
 
 /// A thread that ended alone would leave its clients waiting. When the whole process ends, the next

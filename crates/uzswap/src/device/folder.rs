@@ -79,7 +79,7 @@ fn own_file(path: &Path) -> io::Result<File> {
 pub fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
     match metadata.uid() == rustix::process::geteuid().as_raw() {
         true => Ok(()),
-        false => Err(io::Error::other(format!("{} is another user's", path.display()))),
+        false => Err(io::Error::other(format!("{} belongs to another user", path.display()))),
     }
 }
 

@@ -75,7 +75,7 @@ impl KeptDaemon {
     /// memory, or the kernel has no memory that stays locked without a process.
     pub fn open(options: &DaemonOptions) -> Result<Result<Self, String>, Failure> {
         if options.bare {
-            return Ok(Err("plain memory goes with it".into()));
+            return Ok(Err("plain memory ends with it".into()));
         }
         let is_over_fuse = options.transport == TransportKind::Fuse.to_string();
         let files = shared::create_unswappable().and_then(|cache| {

@@ -102,7 +102,7 @@ impl LedgerState {
         let metadata = file.metadata()?;
         folder::check_owner(&metadata, &path)?;
         if metadata.mode() & WRITTEN_BY_OTHERS != 0 {
-            return Err(io::Error::other("others than its owner may write it"));
+            return Err(io::Error::other("users other than its owner may write it"));
         }
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
@@ -289,7 +289,9 @@ pub fn clean_up(_lock: &Lock) -> CleanedUp {
         Ok(state) if state == LedgerState::default() => return CleanedUp::default(),
         Ok(state) => state,
         Err(error) => {
-            let left = vec![format!("{FOLDER}/{STATE}: {error}; undo by hand and remove it")];
+            let left = vec![format!(
+                "{FOLDER}/{STATE}: {error}; undo the changes by hand, and remove the file"
+            )];
             return CleanedUp { left, ..CleanedUp::default() };
         }
     };

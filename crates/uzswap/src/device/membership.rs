@@ -76,8 +76,8 @@ impl Membership {
                 Ok(_) | Err(_) if began.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
                 Ok(_) | Err(_) => {
                     return Err(Failure::new(
-                        "another uzswap is ending and does not come to its end; `uzswap status` \
-                         tells what holds it up",
+                        "another uzswap has begun to end and does not finish; `uzswap status` \
+                         shows its devices",
                     ));
                 }
             }
@@ -91,10 +91,10 @@ impl Membership {
         }
         if self.joined.is_first {
             if self.joined.zswap_is_off && !quiet {
-                say!("uzswap: the kernel's zswap is switched off until this ends");
+                say!("uzswap: the kernel's zswap is switched off until the last run ends");
             }
         } else if let Some(these) = self.joined.options.differences(asked) {
-            say!("uzswap: joins the cache that is running, so these do not apply: {these}");
+            say!("uzswap: joins the running cache, so these options do not apply: {these}");
         }
     }
 

@@ -253,7 +253,7 @@ pub fn store(arguments: &CacheArguments) -> Result<Option<Address>, Failure> {
         return match options.first() {
             None => Ok(None),
             Some((name, _)) => Err(Failure::new(format!(
-                "{name} is for a store; name it, as in --backing valkey://HOST:PORT/?max=8G"
+                "{name} is for a store; name the store, as in --backing valkey://HOST:PORT/?max=8G"
             ))),
         };
     };

@@ -36,7 +36,7 @@ pub fn swap_device() -> Vec<Finding> {
     };
     let ublk = ublk();
     let loops = Finding { required: ublk.is_err(), ..finding("loop devices", loops()) };
-    let ublk = ublk.map_err(|text| format!("{text}; it works without"));
+    let ublk = ublk.map_err(|text| format!("{text}; loop devices serve as well"));
     let pages = cpu::check_pages().map(|()| "4 KiB".into()).map_err(|error| error.to_string());
     vec![
         finding("root", root),
@@ -47,7 +47,7 @@ pub fn swap_device() -> Vec<Finding> {
         finding("swap", swapping()),
         finding("memory cgroup (for run)", memory_group()),
         optional("freezer (for run --load-control)", freezer()),
-        optional("exempt from waiting for itself", io_flusher()),
+        optional("daemon never waits for its own device", io_flusher()),
         optional("kernel's zswap", zswap()),
     ]
 }
@@ -142,15 +142,17 @@ pub fn freezer() -> Result<String, String> {
 fn io_flusher() -> Result<String, String> {
     match process::has_capability(Capability::SysResource) {
         true => Ok("PR_SET_IO_FLUSHER is permitted".into()),
-        false => Err("PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE; it works without, but give it if \
-                      you can"
+        false => Err("PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE; the device works without it, but \
+                      give it if you can"
             .into()),
     }
 }
 
 fn zswap() -> Result<String, String> {
     match fs::read_to_string("/sys/module/zswap/parameters/enabled").as_deref().map(str::trim) {
-        Ok("Y") => Err("is on and would take pages first; it is switched off while we run".into()),
+        Ok("Y") => {
+            Err("is on and would take pages first; uzswap switches it off while it runs".into())
+        }
         Ok(_) => Ok("is off".into()),
         Err(_) => Ok("is not there".into()),
     }

@@ -154,11 +154,11 @@ impl Report {
         let get = |name: &str| self.stats.get(name);
         let mut text = String::new();
         if self.is_shared {
-            text += "  shared    other runs used the cache too: pages, pool and faults are theirs as well\n";
+            text += "  shared    other runs used the cache too: pages, pool and faults include theirs\n";
         }
         if self.daemons_replaced > 0 {
             text += &format!(
-                "  daemon    was killed {} times, and another one went on; all counts are since then\n",
+                "  daemon    was killed {} times, and another one went on; the counts are those of the last daemon\n",
                 self.daemons_replaced
             );
         }

@@ -122,7 +122,7 @@ fn a_daemon_goes_on_without_control_files_and_without_room_to_write_its_number_d
     assert_eq!(process_of("daemon"), daemon, "it was written down");
     let status = Command::new(program("uzswap")).arg("status").output().unwrap();
     let status = String::from_utf8(status.stdout).unwrap();
-    assert!(status.contains("figures   none, as nothing is mounted there"), "{status}");
+    assert!(status.contains("figures   none, as the control files are not mounted"), "{status}");
     fs::remove_dir(fresh).unwrap();
     fs::create_dir(folder).unwrap();
     run.finish().assert_whole(2);

@@ -89,13 +89,13 @@ impl fmt::Display for Beyond {
             _ if *whole > 0 => write!(
                 f,
                 "{whole} of {processes} processes, with {bytes} in all, had all of their pages in \
-                 for a reader (uzswap status --bring-in)"
+                 memory for a reader (uzswap status --bring-in)"
             ),
             (0, _) => write!(f, "for less than a fifth of a second, between two looks"),
             (_, 0) => write!(
                 f,
-                "{processes} processes had {bytes}: the shares of all are cut as others grow, and \
-                 their pages leave after that"
+                "{processes} processes had {bytes}: as some grew, the shares of the others were cut, \
+                 and their pages left only after that"
             ),
             _ => write!(
                 f,

@@ -144,12 +144,14 @@ fn describe(process: i32, has_library: bool) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
     let sees_itself = Path::new(&format!("/proc/{process}/root/proc/self")).is_symlink();
     let reason = match File::open(format!("/proc/{process}/exe")).as_ref().map(executable::kind) {
-        Ok(_) if has_library && !sees_itself => "it has no /proc, which tells its memory",
+        Ok(_) if has_library && !sees_itself => {
+            "it has no /proc, where uzswap would read its mappings"
+        }
         Ok(_)
             if process::call_filters(process)
                 > process::call_filters(std::process::id() as i32) =>
         {
-            "it forbids itself system calls (seccomp), or answers them"
+            "it filters its own system calls (seccomp)"
         }
         _ if has_library => "it takes memory by system calls of its own, past the C library",
         Err(_) => "it is privileged, so no library can be preloaded",
@@ -161,7 +163,7 @@ fn describe(process: i32, has_library: bool) -> String {
             "its dynamic linker has not found the library, which is out of its reach (chroot)"
         }
         Ok(Some(Linkage::Glibc)) => {
-            "its LD_PRELOAD lacks the library, as the program that started it has set or removed it"
+            "its LD_PRELOAD lacks the library: the program that started it has changed the variable"
         }
         Ok(Some(Linkage::OtherLibrary(_))) => "its C library is not glibc",
         Ok(Some(Linkage::Not64Bit) | None) => "it is no 64-bit program",

@@ -142,10 +142,12 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
             Some(file)
         }
         Err(missing) if accesses.is_some() => {
-            return Err(Failure::new(format!("its accesses cannot be seen: {missing}")));
+            return Err(Failure::new(format!(
+                "the command's accesses cannot be recorded: {missing}"
+            )));
         }
         Err(missing) => {
-            say!("uzswap: in-process: {missing}; such commands run without");
+            say!("uzswap: in-process: {missing}; the command runs without uzswap");
             None
         }
     };
@@ -284,7 +286,9 @@ impl InProcessReport {
         }
         if self.margin_learnt > 0 {
             let margin = size::show(self.margin_learnt);
-            text += &format!("  margin    learnt: {margin}, which the container needs besides\n");
+            text += &format!(
+                "  margin    learnt: {margin}, which the container needs beside this run\n"
+            );
         }
         if let Some(beyond) = &self.beyond {
             text += &format!("uzswap: beyond the limit: {beyond}\n");
@@ -298,7 +302,7 @@ impl InProcessReport {
         for Alone { process, program, is_part, bytes } in &self.left_alone {
             let memory = match (is_part, bytes) {
                 (true, bytes) => size::show(*bytes) + " of it",
-                (false, 0) => "small at each look".into(),
+                (false, 0) => "small whenever measured".into(),
                 (false, bytes) => size::show(*bytes) + " at its peak",
             };
             text += &format!("uzswap: left {program} (process {process}, {memory})\n");
@@ -397,7 +401,9 @@ fn keep_settings(
         let value = value.unwrap_or_default();
         if !table.set(setting, value.as_bytes()) {
             let value = value.display();
-            return Err(Failure::new(format!("{value}: more than 4096 bytes; name it shorter")));
+            return Err(Failure::new(format!(
+                "{value} has more than 4096 bytes; use a shorter name"
+            )));
         }
     }
     Ok(())
@@ -436,8 +442,8 @@ fn refuse_others(arguments: &RunArguments) -> Result<(), Failure> {
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => Err(Failure::new(format!(
-            "{name} is for the swap device (--device, as root); leave it out where memory is kept \
-             small in-process, with the pool a part of --memory"
+            "{name} is for the swap device alone (--device, as root); leave it out in-process, where \
+             the pool is a part of --memory"
         ))),
         None => Ok(()),
     }
@@ -476,8 +482,8 @@ fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Fa
     let Some(address) = options::store(&arguments.cache)? else { return Ok(None) };
     if !has_disk {
         return Err(Failure::new(format!(
-            "backing {address}: in-process, a forked process needs room on a disk for what only \
-             the store has; name a folder and a size, too, as in --backing /var/tmp:4G"
+            "backing {address}: in-process, a forked process needs room on a disk for pages that \
+             only the store has; name a folder and a size, too, as in --backing /var/tmp:4G"
         )));
     }
     Connected::to(&address)?;
@@ -513,7 +519,7 @@ fn start_load_control(
     let start = |file: &TreeFile| LoadControl::start(InTree(file.tree.table()), cpu::allowed());
     let control = file.map(start).transpose();
     control.map_err(|error| {
-        Failure::new(format!("load control: no thread: {error}; --no-load-control does without"))
+        Failure::new(format!("cannot start the thread of load control: {error}; raise ulimit -u, or give --no-load-control"))
     })
 }
 
@@ -521,7 +527,9 @@ fn start_load_control(
 fn watch_container(file: Option<&TreeFile>) -> Result<Option<Container>, Failure> {
     let watched = file.map(|file| Container::watch(file.tree.table())).transpose();
     let watched = watched.map_err(|error| {
-        Failure::new(format!("no thread for the container's limit: {error}; raise ulimit -u"))
+        Failure::new(format!(
+            "cannot start the thread that watches the container's limit: {error}; raise ulimit -u"
+        ))
     })?;
     Ok(watched.flatten())
 }

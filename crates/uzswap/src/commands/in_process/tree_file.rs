@@ -99,7 +99,10 @@ impl TreeFile {
                 Err(error) => reasons.push(format!("{}: {error}", path.display())),
             }
         }
-        Err(format!("no folder takes a file: {}", reasons.join(", ")))
+        Err(format!(
+            "no folder takes the file that the processes share: {}; make one of them writable",
+            reasons.join(", ")
+        ))
     }
 }
 

@@ -238,7 +238,7 @@ impl Keeper {
             // The daemon does not end while the kernel lists one of its devices.
             let is_listed = |area: &swap::Area| devices.contains(&area.path);
             if swap::areas()?.iter().any(is_listed) {
-                return Err(io::Error::other("somebody has switched its device on again"));
+                return Err(io::Error::other("another process has switched its device on again"));
             }
             daemon.map_or(Ok(()), |daemon| process::kill(daemon.pid, libc::SIGKILL))
         };

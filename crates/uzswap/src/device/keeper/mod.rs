@@ -500,7 +500,7 @@ impl Keeper {
             && !self.is_lost
         {
             self.space.cannot_grow();
-            self.note(format!("swap space could not grow: {failure}; it is tried again"));
+            self.note(format!("swap space could not grow: {failure}; uzswap tries again"));
         }
     }
 }

@@ -74,10 +74,10 @@ impl Keeper {
 
     fn replace_daemon(&mut self) -> Result<(), Failure> {
         if self.kept.is_none() {
-            return Err(Failure::new("none can go on with its memory"));
+            return Err(Failure::new("no other daemon can take over its memory"));
         }
         self.short_lives.died_after(self.daemon_since.elapsed());
-        let mut why = Failure::new("each one that goes on with its memory ends at once");
+        let mut why = Failure::new("each daemon that takes over its memory ends immediately");
         while let Some(pause) = self.short_lives.pause() {
             std::thread::sleep(pause);
             match self.start_next() {
@@ -136,14 +136,14 @@ impl Keeper {
     fn replace_by(&mut self, program: PathBuf) -> Result<(), Failure> {
         if self.kept.is_none() {
             return Err(Failure::new(
-                "what is swapped out would not outlive the daemon (before Linux 6.4); stop \
-                 everything and start it again",
+                "swapped pages would not outlive the daemon (before Linux 6.4); end all runs and \
+                 serve, and start them again",
             ));
         }
         self.program = program;
         let Err(why) = self.start_next() else { return Ok(()) };
         match self.replace_daemon() {
-            Ok(()) => Err(Failure::new(format!("{why}; the version before goes on"))),
+            Ok(()) => Err(Failure::new(format!("{why}; the old version goes on"))),
             Err(failure) => {
                 self.lose(&failure);
                 Err(why)
