@@ -13,8 +13,8 @@ use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
-use uzswap_tree::devices;
 use uzswap_tree::front::{FILTERED, Fork};
+use uzswap_tree::{devices, refused};
 
 /// Keeps SIGSEGV, by which faults come, from being blocked.
 pub fn protect() {
@@ -461,9 +461,12 @@ unsafe extern "C" fn syscall(
         // SAFETY: the caller's arguments.
         return unsafe { map([a, b, c, d, e, f]) } as c_long;
     }
-    if number == libc::SYS_io_uring_setup && front().is_some() {
+    if number == libc::SYS_io_uring_setup
+        && let Some(front) = front()
+    {
         // Through a ring the kernel uses memory at any time, so a program with a ring is left
         // alone. Libraries that try a ring at each start (libuv: Node, uvloop) work without one.
+        front.tree.refuse(&[crate::name(), b": ", refused::IO_URING.as_bytes()]);
         return answer(-c_long::from(libc::ENOSYS));
     }
     if number == libc::SYS_exit {

@@ -180,17 +180,22 @@ unsafe extern "C" {
     static program_invocation_short_name: *const libc::c_char;
 }
 
+/// The program's name.
+fn name() -> &'static [u8] {
+    // SAFETY: a text that ends with a zero, or null, from before the program begins.
+    let name = unsafe {
+        let name = program_invocation_short_name;
+        if name.is_null() { c"" } else { CStr::from_ptr(name) }
+    };
+    name.to_bytes()
+}
+
 /// Prints the reason why the program runs without the agent, and reports it to `run` if there is a
 /// tree.
 fn say(reason: &[&[u8]]) {
     if let Some(front) = front() {
-        // SAFETY: a text that ends with a zero, or null, from before the program begins.
-        let name = unsafe {
-            let name = program_invocation_short_name;
-            if name.is_null() { c"" } else { CStr::from_ptr(name) }
-        };
         let mut parts: [&[u8]; 6] = [b""; 6];
-        let all = [name.to_bytes(), b": "].into_iter().chain(reason.iter().copied());
+        let all = [name(), b": "].into_iter().chain(reason.iter().copied());
         parts.iter_mut().zip(all).for_each(|(part, bytes)| *part = bytes);
         front.tree.leave_alone(&parts);
     }

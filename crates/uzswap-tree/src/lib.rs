@@ -17,6 +17,7 @@ pub mod devices;
 pub mod front;
 mod name;
 mod rank;
+pub mod refused;
 mod remote;
 pub mod share;
 mod table;
@@ -190,6 +191,11 @@ impl Tree {
     /// have the same text, the largest part counts.
     pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
         self.table.leave_part(self.own_name(), part, text);
+    }
+
+    /// Keeps the reason, one of [`refused`], why a call of this program was refused.
+    pub fn refuse(&self, text: &[&[u8]]) {
+        self.table.refuse(self.own_name(), text);
     }
 
     fn rejoin_as(&self, name: Name) {
@@ -464,14 +470,16 @@ mod tests {
         for mib in [4, 5, 3] {
             first.leave_part(mib << 20, &[&[b'x'; 500], &[b'x'; 500]]);
         }
-        (2..REASONS + 3).for_each(|_| first.leave_alone(&[b"more"]));
+        (0..2).for_each(|_| first.refuse(&[b"sh: mlockall"]));
+        (3..REASONS + 3).for_each(|_| first.leave_alone(&[b"more"]));
         let all = watcher.table().left_alone();
         assert_eq!(all.len(), REASONS);
         let process = std::process::id();
         let text = "sh: it has no memory of its own".into();
         assert_eq!(all[0], LeftAlone { process: Name::new(0, process), part: None, text });
         assert_eq!((all[1].text.len(), all[1].part), (REASON_WORDS * 8, Some(5 << 20)));
-        assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 2);
+        assert_eq!(all[2].part, Some(0));
+        assert_eq!(watcher.table().unmanaged.load(Relaxed), REASONS as u64 + 1);
     }
 
     /// No process has this number.

@@ -98,22 +98,25 @@ impl Setting {
     const COUNT: usize = Self::Accesses as usize + 1;
 }
 
-/// A program that was left alone, or a part of its memory, and the reason.
+/// [`Reason::part`] of a program whose call was refused.
+const CALL: u64 = u64::MAX;
+
+/// A program that was left alone, a part of its memory, or a call that was refused, and the reason.
 #[derive(Debug)]
 #[repr(C)]
 struct Reason {
     process: AtomicU64,
-    /// Bytes of the part; 0 for the whole program.
+    /// Bytes of the part; 0 for the whole program; [`CALL`].
     part: AtomicU64,
     text: Text<REASON_WORDS>,
 }
 
-/// A program that was left alone, whole or in part.
+/// A program that was left alone, whole or in part, or whose call was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftAlone {
     /// The process.
     pub process: Name,
-    /// Bytes of the part; `None` for the whole program.
+    /// Bytes of the part, 0 for a call that was refused; `None` for the whole program.
     pub part: Option<u64>,
     /// Its name and the reason, as one sentence: `NAME: REASON`.
     pub text: String,
@@ -166,6 +169,10 @@ impl Table {
         self.note(own, 0, text);
     }
 
+    pub(crate) fn refuse(&self, own: Name, text: &[&[u8]]) {
+        self.leave_part(own, CALL, text);
+    }
+
     pub(crate) fn leave_part(&self, own: Name, part: u64, text: &[&[u8]]) {
         let is_it =
             |reason: &&Reason| reason.process.load(Acquire) == own.0 && reason.text.says(text);
@@ -195,7 +202,11 @@ impl Table {
             let process = Name(reason.process.load(Acquire));
             let text: Vec<u8> = reason.text.bytes().collect();
             let text = String::from_utf8_lossy(&text).into_owned();
-            let part = Some(reason.part.load(Relaxed)).filter(|part| *part > 0);
+            let part = match reason.part.load(Relaxed) {
+                0 => None,
+                CALL => Some(0),
+                bytes => Some(bytes),
+            };
             (process != Name::NONE).then_some(LeftAlone { process, part, text })
         });
         noted.collect()

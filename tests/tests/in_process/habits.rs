@@ -560,7 +560,11 @@ fn memory_beside_the_stacks_of_threads_leaves() {
 
 #[test]
 fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
-    compare("calls.c", &["ring"]);
+    let folder = folder("calls.c");
+    let with = run(folder.path(), &format!("{RUN} ./program ring"));
+    assert_eq!(said(&with), said(&run(folder.path(), "./program ring")));
+    let told = String::from_utf8_lossy(&with.stderr);
+    assert!(told.contains("program: io_uring is refused"), "{told}");
 }
 
 #[test]

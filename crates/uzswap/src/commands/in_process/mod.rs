@@ -301,6 +301,7 @@ impl InProcessReport {
         }
         for Alone { process, program, is_part, bytes } in &self.left_alone {
             let memory = match (is_part, bytes) {
+                (true, 0) => "a call of it".into(),
                 (true, bytes) => size::show(*bytes) + " of it",
                 (false, 0) => "small whenever measured".into(),
                 (false, bytes) => size::show(*bytes) + " at its peak",
