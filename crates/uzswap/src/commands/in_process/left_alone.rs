@@ -24,9 +24,9 @@ pub struct Alone {
     pub process: u32,
     /// Its name and the reason: `NAME: REASON`.
     pub program: String,
-    /// True if only a part of its memory is left alone.
+    /// True if only a part of its memory is left alone, or if a call was refused.
     pub is_part: bool,
-    /// Bytes of that part. For a whole program, the peak of its anonymous memory.
+    /// Bytes of that part, 0 for a call. For a whole program, the peak of its anonymous memory.
     pub bytes: u64,
 }
 
@@ -70,8 +70,9 @@ impl LeftAlone {
             let peak = self.peaks.entry(number).or_default();
             *peak = bytes.max(*peak);
             if !is_noted && was_seen {
-                // A child of a fork begins to report when it asks for memory.
-                if is_watched && has_mapped(process, AGENT) {
+                // A child of a fork joins the tree after the fork, and begins to report when it
+                // asks for memory.
+                if has_mapped(process, AGENT) {
                     continue;
                 }
                 self.strangers.entry(number).or_insert_with(|| describe(process, is_watched));
