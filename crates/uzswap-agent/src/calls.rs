@@ -15,7 +15,7 @@ use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
-use uzswap_tree::refused;
+use uzswap_tree::left;
 
 /// True if the agent looks at a call even in a program that is left alone. Our handlers stay there,
 /// and a replaced instruction raises SIGILL, which no thread may block. A thread without a signal
@@ -97,8 +97,8 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
 fn refused(call: &mut Call, error: i32) -> Outcome {
     let _inside = inside();
     let reason = match call.number as c_long {
-        libc::SYS_io_uring_setup => refused::IO_URING,
-        _ => refused::LOCK_ALL,
+        libc::SYS_io_uring_setup => left::IO_URING,
+        _ => left::LOCK_ALL,
     };
     if let Some(tree) = tree() {
         tree.refuse(&[name().as_bytes(), b": ", reason.as_bytes()]);

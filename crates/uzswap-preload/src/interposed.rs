@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use uzswap_tree::front::{FILTERED, Fork};
-use uzswap_tree::{devices, refused};
+use uzswap_tree::{devices, left};
 
 /// Keeps SIGSEGV, by which faults come, from being blocked.
 pub fn protect() {
@@ -466,7 +466,7 @@ unsafe extern "C" fn syscall(
     {
         // Through a ring the kernel uses memory at any time, so a program with a ring is left
         // alone. Libraries that try a ring at each start (libuv: Node, uvloop) work without one.
-        front.tree.refuse(&[crate::name(), b": ", refused::IO_URING.as_bytes()]);
+        front.tree.refuse(&[crate::name(), b": ", left::IO_URING.as_bytes()]);
         return answer(-c_long::from(libc::ENOSYS));
     }
     if number == libc::SYS_exit {

@@ -15,9 +15,10 @@
 mod ceiling;
 pub mod devices;
 pub mod front;
+pub mod left;
 mod name;
 mod rank;
-pub mod refused;
+
 mod remote;
 pub mod share;
 mod table;
@@ -179,23 +180,6 @@ impl Tree {
     /// The live processes, as this process sees them.
     pub fn members(&self) -> impl Iterator<Item = Member> + '_ {
         self.table.members_seen_from(self.space.load(Relaxed))
-    }
-
-    /// Counts this program as left alone, and keeps the reason: the joined parts of a text, cut to
-    /// the available room. Allocates nothing.
-    pub fn leave_alone(&self, text: &[&[u8]]) {
-        self.table.leave_alone(self.own_name(), text);
-    }
-
-    /// Keeps the reason why `part` bytes of this program's memory are left alone. If several calls
-    /// have the same text, the largest part counts.
-    pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
-        self.table.leave_part(self.own_name(), part, text);
-    }
-
-    /// Keeps the reason, one of [`refused`], why a call of this program was refused.
-    pub fn refuse(&self, text: &[&[u8]]) {
-        self.table.refuse(self.own_name(), text);
     }
 
     fn rejoin_as(&self, name: Name) {

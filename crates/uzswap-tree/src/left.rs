@@ -1,0 +1,27 @@
+//! Programs and memory that are left alone, and calls that are refused, each with its reason.
+
+use crate::Tree;
+
+/// For `io_uring_setup`.
+pub const IO_URING: &str = "io_uring is refused, since the kernel would use memory that is out";
+/// For `mlockall`.
+pub const LOCK_ALL: &str = "mlockall is refused, since all of its memory would have to stay";
+
+impl Tree {
+    /// Counts this program as left alone, and keeps the reason: the joined parts of a text, cut to
+    /// the available room. Allocates nothing.
+    pub fn leave_alone(&self, text: &[&[u8]]) {
+        self.table.leave_alone(self.own_name(), text);
+    }
+
+    /// Keeps the reason why `part` bytes of this program's memory are left alone. If several calls
+    /// have the same text, the largest part counts.
+    pub fn leave_part(&self, part: u64, text: &[&[u8]]) {
+        self.table.leave_part(self.own_name(), part, text);
+    }
+
+    /// Keeps the reason, one of the above, why a call of this program was refused.
+    pub fn refuse(&self, text: &[&[u8]]) {
+        self.table.refuse(self.own_name(), text);
+    }
+}
