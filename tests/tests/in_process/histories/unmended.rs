@@ -4,6 +4,7 @@
 /// A name from [`super::generate`] or `found.txt`, and the reason.
 const UNMENDED: &[(&str, &str)] = &[
     ("small stack", "a thread of 20 KiB with large variables has no room for ours: EINVAL"),
+    ("order", "by userfaultfd mremap forgets advice of order, which keeps two mappings apart"),
     ("large move", "by protection mremap refuses ranges of more than an eighth of the budget"),
 ];
 

@@ -90,6 +90,7 @@ impl Maker {
             "wipeonfork" => !self.is_before || is_mended("wipe before"),
             "dontfork" => !self.is_before || is_mended("dontfork before"),
             "remove" => is_mended("remove private"),
+            "random" | "sequential" => is_mended("order"),
             "populate-read" | "populate-write" => is_mended("populate holes"),
             _ => true,
         };
