@@ -261,6 +261,44 @@ static int elsewhere(void) {
     return 0;
 }
 
+static long (*calls[400])(long, long, long, long);
+static volatile int has_grown;
+
+// Loads copies of the library one after another.
+static void *load_copies(void *count) {
+    static char bytes[MIB];
+    int file = open("library.so", O_RDONLY);
+    long length = read(file, bytes, MIB);
+    close(file);
+    for (int *at = count; *at < 400 && !has_grown; usleep(500)) {
+        char name[] = "./copyXXXXXX";
+        file = mkstemp(name);
+        if (file < 0 || write(file, bytes, length) != length || close(file)) abort();
+        void *library = dlopen(name, RTLD_NOW);
+        unlink(name);
+        if (!library || !(calls[(*at)++] = dlsym(library, "call"))) abort();
+    }
+    return NULL;
+}
+
+// Calls from libraries that are loaded while the program is taken over.
+static int meanwhile(void) {
+    unsigned char *text = map_alone(1, 0), *read_back = map_alone(0, 0);
+    int ends[2], count = 0, failed = 0;
+    pthread_t loader;
+    if (pipe(ends) || pthread_create(&loader, NULL, load_copies, &count)) return 1;
+    grow();
+    has_grown = 1;
+    pthread_join(loader, NULL);
+    for (int i = 0; i < count; i++) {
+        send_out(text, 2 * MIB);
+        long written = calls[i](SYS_write, ends[1], (long)text + i * PAGE, 3000);
+        if (written != 3000 || read(ends[0], read_back, 3000) != 3000) failed++;
+    }
+    printf("%d calls failed\n", failed);
+    return 0;
+}
+
 // Asynchronous reads, by a context from before and by one from after the takeover.
 static int asynchronous(void) {
     aio_context_t early = 0, late = 0;
@@ -580,7 +618,8 @@ int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "children", children }, { "uninherited", uninherited }, { "undumpable", undumpable },
         { "advice", advice }, { "moves", moves }, { "kinds", kinds }, { "read_only", read_only },
-        { "elsewhere", elsewhere }, { "asynchronous", asynchronous }, { "filtered", filtered },
+        { "elsewhere", elsewhere }, { "meanwhile", meanwhile },
+        { "asynchronous", asynchronous }, { "filtered", filtered },
         { "sparse", sparse }, { "late", late }, { "low", low }, { "joined", joined },
         { "named_as_ours", named_as_ours }, { "code", code }, { "own_code", own_code },
         { "written_code", written_code }, { "holes", holes },

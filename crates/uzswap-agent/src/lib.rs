@@ -26,6 +26,7 @@ mod alone;
 mod buffers;
 mod calls;
 mod children;
+mod code;
 mod copies;
 mod decide;
 mod descriptors;
@@ -278,7 +279,7 @@ fn watch(coming: own_threads::Coming) {
                 continue;
             }
             Action::LookAhead { wait } => {
-                takeover::look_ahead();
+                code::look_ahead();
                 wait
             }
             Action::Wait { wait } => wait,
@@ -313,7 +314,7 @@ fn is_emulated() -> bool {
 fn take_over(budget: u64, tree: &Tree) {
     request::want_take_over();
     // The search comes before forks must wait, because it takes long.
-    takeover::look_ahead();
+    code::look_ahead();
     let _busy = forking::busy();
     // The agent sees forks from the moment that the calls are replaced.
     let _at_work = forking::at_work();

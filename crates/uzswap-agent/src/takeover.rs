@@ -7,10 +7,10 @@
 //! The stop interrupts each thread's system call, and the thread repeats it through a replaced
 //! instruction. So the agent sees every call from then on.
 
+use crate::code::{Code, modules};
 use crate::stage::{self, Stage};
 use crate::{
-    AGENT, Agent, adoption, calls, children, devices, fast_path, forking, handlers, looker,
-    restart, robust,
+    AGENT, Agent, adoption, calls, children, devices, fast_path, handlers, looker, restart, robust,
 };
 use crate::{layout, own_files, processes, seen, sharing, signals, stacks, threads, tree, written};
 use rustix::process::{Resource, getrlimit};
@@ -18,14 +18,13 @@ use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io;
 use std::iter::successors;
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering::*};
-use uzswap_calls::sites::{self, Site};
+use std::sync::atomic::Ordering::*;
+use std::time::Duration;
+use uzswap_calls::sites;
 use uzswap_calls::stop;
-use uzswap_calls::{Looks, Patcher, PreparedPatch, table, writable_code};
+use uzswap_calls::{Looks, Patcher};
 use uzswap_region::{Mode, OnFork, Pager, PagerBuilder};
 use uzswap_sys::fault_signals::{self, Stopped};
 use uzswap_sys::{map, own_threads, smaps};
@@ -76,12 +75,13 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if written::is_there() {
         return Err(written::REASON.into());
     }
-    if modules.iter().any(|module| module.is_go) {
-        return Err(
-            "it has Go code, whose stacks have no room to bring in memory of system calls".into()
-        );
-    }
-    Ok(())
+    check_code(modules)
+}
+
+fn check_code(modules: &[sites::Module]) -> Result<(), String> {
+    let has_go = modules.iter().any(|module| module.is_go);
+    let reason = "it has Go code, whose stacks have no room to bring in memory of system calls";
+    if has_go { Err(reason.into()) } else { Ok(()) }
 }
 
 /// Takes the program over, with this budget. An error names the reason. Nothing has changed then.
@@ -95,7 +95,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     let looks = Looks { first: fast_path::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);
-    let (work, in_kernels) = prepare(&mut patcher, &modules).map_err(why_not_replaced)?;
+    let code = Code::new(modules, &mut patcher).map_err(why_not_replaced)?;
     let pager = pager(memory).map_err(|error| why_no_pager(&error))?;
     if !has_room_for_fork() {
         return Err(too_few_descriptors());
@@ -111,42 +111,13 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     }
     let mut agent = Some(Agent::new(pager));
     let mut layout = layout::lock();
-    let ours = looker::apart(threads::ours);
-    let me = (!ours.contains(&me)).then_some(me);
-    let mut sharer = None;
-    let stopped = (0..TRIES).find_map(|_| {
-        handlers::begin_on_stack(libc::SIGBUS, false);
-        let all = || looker::apart(stop::threads);
-        // The handler of the stop uses thread variables, so two threads that share one set must not
-        // both run it. A beginning thread has no set of its own yet, and is checked again.
-        sharer = sharing::find_thread(&ours);
-        if sharer.is_some() {
-            return wait_for_next();
-        }
-        let stopped = stop::others(libc::SIGBUS, &ours, all, waited_call, |stopped| {
-            sharer = sharing::find(&ours);
-            if sharer.is_some() {
-                return None;
-            }
-            let taken = agent.take_if(|agent| has_descriptors(&agent.pager, &own_files));
-            let Some(agent) = taken else { return Some(None) };
-            begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
-            // SAFETY: all other threads stand still, but for ours, which make no calls that
-            // `on_call` would do anything about.
-            unsafe { replace(&work, in_kernels.as_ref()) };
-            // A stopped thread has no lock of our allocator's.
-            Some(Some(stopped.to_vec()))
-        });
-        stopped.flatten().or_else(wait_for_next)
-    });
-    drop((work, in_kernels));
-    let stopped = stopped.ok_or_else(|| why_not_stopped(sharer))?;
+    let (code, stopped) = stop_and_replace(&mut agent, &own_files, code, &mut patcher)?;
     let Some(stopped) = stopped else {
         // The pager's descriptors may be the program's now, so they must not be closed.
         std::mem::forget(agent);
         return Err("it has taken descriptors of ours for files of its own".into());
     };
-    *layout = Some(adoption::adopt_all(&modules, &stopped));
+    *layout = Some(adoption::adopt_all(&code.modules, &stopped));
     if let Some(layout) = &mut *layout {
         layout.patch_with(patcher);
     }
@@ -155,10 +126,61 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits a moment before the threads are asked again.
-fn wait_for_next<T>() -> Option<T> {
-    std::thread::sleep(std::time::Duration::from_millis(20));
-    None
+/// Stops all threads, and replaces the calls. Returns the code of that moment and the threads, or
+/// no threads if the program has taken descriptors of ours.
+fn stop_and_replace(
+    agent: &mut Option<Agent>,
+    own_files: &[(i32, Option<PathBuf>)],
+    mut code: Code,
+    patcher: &mut Patcher,
+) -> Result<(Code, Option<Vec<stop::Staying>>), String> {
+    let me = rustix::thread::gettid().as_raw_nonzero().get();
+    let ours = looker::apart(threads::ours);
+    let me = (!ours.contains(&me)).then_some(me);
+    let mut sharer = None;
+    for _ in 0..TRIES {
+        handlers::begin_on_stack(libc::SIGBUS, false);
+        let all = || looker::apart(stop::threads);
+        let attempt = |stopped: &[stop::Staying]| {
+            sharer = sharing::find(&ours);
+            if sharer.is_some() {
+                return None;
+            }
+            if let Err(reason) = renew(&mut code, patcher) {
+                return Some(Err(reason));
+            }
+            let taken = agent.take_if(|agent| has_descriptors(&agent.pager, own_files));
+            let Some(agent) = taken else { return Some(Ok(None)) };
+            begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
+            // SAFETY: all other threads stand still, but for ours, which make no calls that
+            // `on_call` would do anything about.
+            unsafe { code.replace() };
+            // A stopped thread has no lock of our allocator's.
+            Some(Ok(Some(stopped.to_vec())))
+        };
+        // The handler of the stop uses thread variables, so two threads that share one set must not
+        // both run it. A beginning thread has no set of its own yet, and is checked again.
+        let shared = sharing::find_thread(&ours);
+        let stopped = match shared {
+            None => stop::others(libc::SIGBUS, &ours, all, waited_call, attempt).flatten(),
+            Some(_) => None,
+        };
+        if let Some(stopped) = stopped {
+            return Ok((code, stopped?));
+        }
+        sharer = shared.or(sharer);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(why_not_stopped(sharer))
+}
+
+/// Takes in the code that the program has loaded since it was listed.
+fn renew(code: &mut Code, patcher: &mut Patcher) -> Result<(), String> {
+    if code.renew(patcher).map_err(why_not_replaced)? {
+        check_code(&code.modules)?;
+        adoption::note_variables(&code.modules);
+    }
+    Ok(())
 }
 
 fn why_not_replaced(error: io::Error) -> String {
@@ -180,35 +202,6 @@ fn why_no_pager(error: &uzswap_region::Error) -> String {
 fn why_not_stopped(sharer: Option<sharing::Sharer>) -> String {
     let blocked = || "its threads do not stop: they block SIGBUS".into();
     sharer.map_or_else(blocked, sharing::reason)
-}
-
-/// Replaces the calls and the handlers.
-///
-/// # Safety
-/// As of [`PreparedPatch::apply`].
-unsafe fn replace(work: &PreparedPatch, in_kernels: Option<&PreparedPatch>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        work.apply();
-        in_kernels.inspect(|work| _ = work.apply());
-    }
-    handlers::take_over();
-    handlers::begin_on_stack(libc::SIGBUS, true);
-}
-
-/// Prepares the replacement of all calls, those in the kernel's own code apart. If the kernel has
-/// sealed its code, the few calls there stay unseen.
-fn prepare(
-    patcher: &mut Patcher,
-    modules: &[sites::Module],
-) -> io::Result<(PreparedPatch, Option<PreparedPatch>)> {
-    let (kernels, files): (Vec<_>, Vec<_>) = modules.iter().partition(|one| one.is_kernels());
-    let writable = looker::apart(writable_code)?;
-    let mut prepare = |modules: &[_]| {
-        let sites = || sites_of(modules);
-        looker::apart(|| patcher.prepare(&sites(), table::is_looked_at, &writable))
-    };
-    Ok((prepare(&files)?, prepare(&kernels).ok()))
 }
 
 /// Routes all replaced calls to us before the program's threads go on: these could start others.
@@ -247,66 +240,6 @@ fn has_descriptors(pager: &Pager, files: &[(i32, Option<PathBuf>)]) -> bool {
         is_free &= now.is_none() || now == *file;
     }
     is_whole || is_free && pager.renew_descriptors().is_ok()
-}
-
-/// The system calls of a file, which is known by its name and where it is.
-struct FileSites {
-    name: String,
-    range: Range<usize>,
-    sites: Vec<Site>,
-    /// The file that was found before this file.
-    before: Option<&'static Self>,
-}
-
-/// The file that was found last. Entries of the list are never changed or freed, so that a child
-/// forked at any time has the whole list. Only one thread adds to it.
-static KNOWN: AtomicPtr<FileSites> = AtomicPtr::new(ptr::null_mut());
-
-fn last_known() -> Option<&'static FileSites> {
-    // SAFETY: null, or an entry that is never freed.
-    unsafe { KNOWN.load(Acquire).as_ref() }
-}
-
-/// Looks for system calls before memory is short. In a program with many libraries the search takes
-/// so long that the program could grow by tens of MiB.
-pub fn look_ahead() {
-    let modules = {
-        // This thread then holds the dynamic linker's lock.
-        let _busy = forking::busy();
-        sites::make_tables();
-        modules()
-    };
-    // Without them the take-over will say why.
-    let Ok(modules) = modules else { return };
-    looker::apart(|| sites_of(&modules.iter().collect::<Vec<_>>()));
-}
-
-/// All files with code.
-fn modules() -> io::Result<Vec<sites::Module>> {
-    let mut modules = sites::modules();
-    modules.extend(looker::apart(|| sites::unlisted(&modules))?);
-    Ok(modules)
-}
-
-/// The system calls of all files but this library. Searches the files that are not known yet.
-fn sites_of(modules: &[&sites::Module]) -> Vec<Site> {
-    let mut found = Vec::new();
-    for module in modules {
-        if module.contains(calls::on_call as fn(&mut _) -> _ as usize) {
-            continue;
-        }
-        let is_it = |known: &&FileSites| known.range == module.range && known.name == module.name;
-        let known = successors(last_known(), |known| known.before).find(is_it);
-        let known = known.unwrap_or_else(|| {
-            let (name, range) = (module.name.clone(), module.range.clone());
-            let (sites, before) = (module.sites(), last_known());
-            let new = Box::leak(Box::new(FileSites { name, range, sites, before }));
-            KNOWN.store(new, Release);
-            new
-        });
-        found.extend_from_slice(&known.sites);
-    }
-    found
 }
 
 /// Makes a pager, a second time if the program has just closed all descriptors, ours included.

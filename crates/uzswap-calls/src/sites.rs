@@ -7,7 +7,7 @@
 mod unlisted;
 mod written;
 
-pub use unlisted::unlisted;
+pub use unlisted::{mapped_code, unlisted};
 pub use written::{BEFORE, makes_call};
 
 use gimli::{BaseAddresses, EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
@@ -20,6 +20,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use uzswap_sys::map::PAGE_BYTES;
 
 /// `syscall`.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -66,6 +67,14 @@ pub enum Number {
     },
     /// Something else.
     Unknown,
+}
+
+impl Site {
+    /// True if a `syscall` is there, in code that is mapped.
+    pub fn is_there(&self) -> bool {
+        // SAFETY: mapped code, which may be read where it was searched.
+        unsafe { (self.address as *const [u8; SYSCALL.len()]).read_unaligned() == SYSCALL }
+    }
 }
 
 impl Number {
@@ -265,9 +274,16 @@ impl Module {
         self.name.contains("linux-vdso")
     }
 
-    /// True if it has code at an address.
+    /// True if it has code at an address, or before it in the same page.
     pub fn contains(&self, address: usize) -> bool {
-        self.code.iter().any(|code| code.contains(&address))
+        let from_page = |code: &Range<usize>| code.start / PAGE_BYTES * PAGE_BYTES..code.end;
+        self.code.iter().any(|code| from_page(code).contains(&address))
+    }
+
+    /// True if all of its code lies in these mappings.
+    pub fn is_mapped(&self, code: &[Range<usize>]) -> bool {
+        let is_there = |at: usize| code.iter().any(|mapped| mapped.contains(&at));
+        self.code.iter().all(|code| is_there(code.start) && is_there(code.end - 1))
     }
 
     /// Its `syscall` instructions. In functions without an entry in the unwind tables they are

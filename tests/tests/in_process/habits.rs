@@ -340,7 +340,7 @@ fn a_program_that_no_process_may_trace_forks() {
 
 #[test]
 fn calls_that_are_made_elsewhere_are_seen() {
-    compare("mappings.c", &["elsewhere", "asynchronous"]);
+    compare("mappings.c", &["elsewhere", "meanwhile", "asynchronous"]);
 }
 
 #[test]

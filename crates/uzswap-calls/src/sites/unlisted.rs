@@ -18,10 +18,8 @@ pub fn unlisted(listed: &[Module]) -> io::Result<Vec<Module>> {
     let maps: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();
     let mut found: Vec<Module> = Vec::new();
     for (at, one) in maps.iter().enumerate() {
-        let is_code = one.access[0] == b'r' && one.access[2] == b'x' && one.access[3] == b'p';
         let is_known = |module: &Module| module.contains(one.range.start);
-        let is_file = one.has_file && one.name.starts_with('/');
-        if !is_code || !is_file || listed.iter().chain(&found).any(is_known) {
+        if !is_code_of_file(one) || listed.iter().chain(&found).any(is_known) {
             continue;
         }
         let is_start = |part: &&Mapped<'_>| part.name == one.name && starts_file(part);
@@ -38,6 +36,21 @@ pub fn unlisted(listed: &[Module]) -> io::Result<Vec<Module>> {
         found.push(module);
     }
     Ok(found)
+}
+
+/// The addresses of all code.
+///
+/// # Errors
+/// The kernel does not tell the mappings.
+pub fn mapped_code() -> io::Result<Vec<Range<usize>>> {
+    let maps = fs::read_to_string("/proc/thread-self/maps")?;
+    let code = maps.lines().filter_map(Mapped::parse).filter(|one| one.access[2] == b'x');
+    Ok(code.map(|one| one.range).collect())
+}
+
+fn is_code_of_file(one: &Mapped<'_>) -> bool {
+    let is_code = one.access[0] == b'r' && one.access[2] == b'x' && one.access[3] == b'p';
+    is_code && one.has_file && one.name.starts_with('/')
 }
 
 /// The head of a file that is mapped from its start on.
