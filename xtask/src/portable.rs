@@ -136,7 +136,7 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
         }
     }
     let built = dist.target.join(&target);
-    let debug = dist.stage.join("debug");
+    let debug = dist.stage.join(format!("debug-{}", processor.name));
     fs::create_dir_all(&debug)?;
     let take = |profile: &str, name: &str| {
         split(processor, &built.join(profile).join(name), &dist.stage, &debug)
@@ -202,7 +202,7 @@ pub fn wheel_for_arm(dist: &Dist) -> Result<()> {
 
 fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     let built = build(dist, processor)?;
-    let stage = dist.stage.join("wheel");
+    let stage = dist.stage.join(format!("wheel-{}", processor.name));
     let mut maturin = dist.python_tool("maturin")?;
     built.sysroot.equip(&mut maturin);
     let (_, profile) = profiles(dist);
