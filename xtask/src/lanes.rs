@@ -1,14 +1,17 @@
-//! `xtask tests`: builds the test programs of the workspace, and runs two of them at a time. Many
-//! tests wait longer than they compute, and tests that swap wait for each other.
+//! `xtask tests [COMMAND…]`: builds the test programs of the workspace, and runs two programs or
+//! commands at a time. Many tests wait longer than they compute, and tests that swap wait for each
+//! other.
 //!
 //! ```text
 //! swapping   end-to-end tests with swap devices: a lock gives one test the machine at a time
+//! commands   the arguments, for the shell, which change nothing that a test reads; and the tests
+//!            in documents
 //! beside     programs that change nothing of the machine
 //! alone      tests that change the machine for every process, or measure peaks of memory, which
 //!            depend on how soon our threads run: after all others
 //! ```
-//! The first lane runs the swapping programs and then helps the second lane with the rest. After
-//! the first failure no program is started.
+//! The first lane runs the swapping programs and then helps the second lane. That one runs the
+//! commands and then the programs beside. After the first failure no program is started.
 
 use crate::{Result, cross};
 use std::collections::VecDeque;
@@ -26,17 +29,34 @@ const ALONE: [(&str, &str); 2] = [
 /// fails then.
 const BESIDE: &str = "UZSWAP_TEST_BESIDE";
 
+/// The programs that take longest begin first, so that the lanes end at nearly the same time.
+const LONGEST: [&str; 9] = [
+    "bench",
+    "habits",
+    "run",
+    "uzswap-remote/store",
+    "remote",
+    "data",
+    "in_process",
+    "histories",
+    "processes",
+];
+
+/// The tests in documents.
+const DOCUMENTS: &str = "cargo test --workspace --doc --quiet";
+
 /// The beginning of a summary without tests.
 const NONE_PASSED: &str = "test result: ok. 0 passed";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
     Swapping,
+    Commands,
     Beside,
     Alone,
 }
 
-/// A test program, or one of its tests.
+/// A test program, one of its tests, or a command.
 #[derive(Clone)]
 struct TestProgram {
     /// The target's name, or `CRATE/TARGET` outside of the end-to-end tests.
@@ -93,6 +113,22 @@ fn cut(programs: &mut Vec<TestProgram>) -> Result<()> {
     Ok(())
 }
 
+/// A program's place in its lane.
+fn place(name: &str) -> usize {
+    LONGEST.iter().position(|long| *long == name).unwrap_or(LONGEST.len())
+}
+
+/// A command for the shell.
+fn command(text: &str, root: &Path) -> TestProgram {
+    TestProgram {
+        name: text.into(),
+        path: "/bin/sh".into(),
+        folder: root.to_owned(),
+        arguments: vec!["-c".into(), text.into()],
+        lane: Lane::Commands,
+    }
+}
+
 /// Builds all programs, with the features that `cargo build --workspace` has.
 fn build(root: &Path) -> Result<Vec<TestProgram>> {
     let output = cross::cargo(root)
@@ -106,9 +142,7 @@ fn build(root: &Path) -> Result<Vec<TestProgram>> {
     let text = String::from_utf8_lossy(&output.stdout);
     let messages = text.lines().filter_map(|line| serde_json::from_str(line).ok());
     let mut programs: Vec<_> = messages.filter_map(|message| program(&message)).collect();
-    // From Z to A: those that wait longest (`uzswap-remote/store`) come early, and the lanes end at
-    // nearly the same time.
-    programs.sort_by(|one, other| other.name.cmp(&one.name));
+    programs.sort_by_key(|program| place(&program.name));
     cut(&mut programs)?;
     Ok(programs)
 }
@@ -126,7 +160,10 @@ impl TestProgram {
         }
         let output = command.output().map_err(|error| format!("{}: {error}", self.name))?;
         let text = String::from_utf8_lossy(&output.stdout);
-        let summary = summary(&text);
+        let summary = match self.lane {
+            Lane::Commands => Some("ok"),
+            _ => summary(&text),
+        };
         if let (true, Some(summary)) = (output.status.success(), summary) {
             // A test of ALONE that has another name now would not run.
             if !(self.name.contains("::") && summary.starts_with(NONE_PASSED)) {
@@ -180,11 +217,12 @@ fn say(backlog: &mut Backlog, outcome: &std::result::Result<String, String>) {
 
 /// Runs programs in two lanes, and then those that are run alone. True if all passed.
 fn run_all(programs: Vec<TestProgram>) -> Result<bool> {
-    let (alone, others): (Vec<_>, Vec<_>) =
-        programs.into_iter().partition(|program| program.lane == Lane::Alone);
-    let (swapping, beside): (VecDeque<_>, VecDeque<_>) =
-        others.into_iter().partition(|program| program.lane == Lane::Swapping);
-    let backlog = Mutex::new(Backlog { swapping, beside, has_failed: false });
+    let of = |lane| programs.iter().filter(move |program| program.lane == lane).cloned();
+    let backlog = Mutex::new(Backlog {
+        swapping: of(Lane::Swapping).collect(),
+        beside: of(Lane::Commands).chain(of(Lane::Beside)).collect(),
+        has_failed: false,
+    });
     std::thread::scope(|scope| {
         for lane in [Lane::Swapping, Lane::Beside] {
             let backlog = &backlog;
@@ -192,7 +230,7 @@ fn run_all(programs: Vec<TestProgram>) -> Result<bool> {
         }
     });
     let mut backlog = backlog.into_inner()?;
-    for program in alone {
+    for program in of(Lane::Alone) {
         if backlog.has_failed {
             break;
         }
@@ -201,18 +239,11 @@ fn run_all(programs: Vec<TestProgram>) -> Result<bool> {
     Ok(!backlog.has_failed)
 }
 
-fn run_with_documents(root: &Path) -> Result<bool> {
-    if !run_all(build(root)?)? {
-        return Ok(false);
-    }
-    let documents =
-        cross::cargo(root).args(["test", "--workspace", "--doc", "--quiet"]).status()?;
-    Ok(documents.success())
-}
-
-/// Runs all tests of the workspace. Succeeds if all passed.
-pub fn run(root: &Path) -> ExitCode {
-    match run_with_documents(root) {
+/// Runs all tests of the workspace, and these commands. Succeeds if all passed.
+pub fn run(root: &Path, commands: impl Iterator<Item = String>) -> ExitCode {
+    let commands = commands.chain([DOCUMENTS.to_owned()]).map(|text| command(&text, root));
+    let all = build(root).map(|programs| programs.into_iter().chain(commands).collect());
+    match all.and_then(run_all) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -268,17 +299,21 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_programs_begin_first() {
+        let mut names = ["accesses", "habits", "zeal", "bench"];
+        names.sort_by_key(|name| place(name));
+        assert_eq!(names, ["bench", "habits", "accesses", "zeal"]);
+    }
+
+    #[test]
     fn two_programs_run_at_a_time_and_a_failure_is_the_last() {
         let folder = std::env::temp_dir().join(format!("xtask-lanes-{}", std::process::id()));
         std::fs::create_dir(&folder).expect("a new folder");
         let done = "echo 'test result: ok. 1 passed'";
         // Each waits for the other.
         let one = format!("mkfifo pipe && timeout 60 cat pipe && {done}");
-        let other = format!("until [ -e pipe ]; do sleep 0.1; done; echo > pipe && {done}");
-        let both = || {
-            let one = script(&one, &folder, Lane::Swapping);
-            vec![one, script(&other, &folder, Lane::Beside)]
-        };
+        let other = "until [ -e pipe ]; do sleep 0.1; done; echo > pipe";
+        let both = || vec![script(&one, &folder, Lane::Swapping), command(other, &folder)];
         let last = |text: &str| script(text, &folder, Lane::Alone);
         assert!(
             run_all([both(), vec![last("rm pipe; echo test result: ok. 1 passed")]].concat())
@@ -289,6 +324,7 @@ mod tests {
                 .expect("no lane panics")
         );
         assert!(!folder.join("late").exists());
+        assert!(!run_all(vec![command("false", &folder)]).expect("no lane panics"));
         std::fs::remove_dir_all(&folder).expect("it is ours");
     }
 

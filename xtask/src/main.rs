@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         Some("docs") => docs::write(root),
         Some("tidy") => tidy::check(root),
         Some("words") => tidy::words(root, std::env::args().skip(2)),
-        Some("tests") => lanes::run(root),
+        Some("tests") => lanes::run(root, std::env::args().skip(2)),
         Some("vm") => vm::run(root, std::env::args().skip(2)),
         Some("roots") => roots::run(root, std::env::args().skip(2)),
         Some("cross") => cross::run(root, std::env::args().skip(2)),
