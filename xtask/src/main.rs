@@ -19,6 +19,7 @@ mod results;
 mod roots;
 mod tidy;
 mod vm;
+mod wheel;
 
 use std::error::Error;
 use std::fs;

@@ -5,7 +5,7 @@
 //! are this machine's, or Debian's cross compiler. Only functions of version 2.28 are used.
 
 use crate::release::{Dist, succeed};
-use crate::{Result, manual, output};
+use crate::{Result, manual, output, wheel};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -219,22 +219,25 @@ fn wheel_for(dist: &Dist, processor: &'static Processor) -> Result<()> {
     let name = format!("uzswap-{VERSION}");
     let data = stage.join(&name).join(format!("{name}.data"));
     lay_out(&built, &data.join("scripts"), &data.join("data"))?;
+    let packed = stage.join("packed");
+    fs::create_dir_all(&packed)?;
     let mut pack = dist.python_tool("wheel")?;
-    output(pack.arg("pack").arg("--dest-dir").arg(&dist.folder).arg(stage.join(name)))?;
-    check_size(dist, processor)
+    output(pack.arg("pack").arg("--dest-dir").arg(&packed).arg(stage.join(name)))?;
+    let packed = fs::read_dir(&packed)?.next().ok_or("wheel has packed nothing")??.path();
+    publish(dist, &packed)
 }
 
-/// Fails if a published wheel is too large to download with pleasure. (A quick one is a fifth
-/// larger.)
-fn check_size(dist: &Dist, processor: &Processor) -> Result<()> {
-    let end = format!("{}.whl", processor.name);
-    for file in fs::read_dir(&dist.folder)?.flatten() {
-        let (name, bytes) = (file.file_name(), file.metadata()?.len());
-        if !dist.is_quick && name.to_string_lossy().ends_with(&end) && bytes > WHEEL_BYTES_MAX {
-            return Err(format!("{} has {bytes} bytes, more than 6 MiB", name.display()).into());
-        }
+/// Puts a wheel into the folder of results, compressed again. Fails if a published wheel is too
+/// large to download with pleasure. (A quick one is a fifth larger.)
+fn publish(dist: &Dist, packed: &Path) -> Result<()> {
+    let name = packed.file_name().ok_or("a wheel without a name")?;
+    let bytes = wheel::recompress(&fs::read(packed)?)?;
+    let count = bytes.len() as u64;
+    if !dist.is_quick && count > WHEEL_BYTES_MAX {
+        let name = name.display();
+        return Err(format!("{name} has {count} bytes, more than 6 MiB").into());
     }
-    Ok(())
+    Ok(fs::write(dist.folder.join(name), bytes)?)
 }
 
 /// `uzswap-VERSION-x86_64-linux.tar.gz`. `bin/uzswap` runs wherever it is unpacked.
