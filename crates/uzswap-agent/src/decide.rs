@@ -30,6 +30,8 @@ const SHARED_LEAST: u64 = 1 << 20;
 const LOOK_STEP: u64 = 256 << 10;
 /// A pager keeps its budget if the new budget differs by less than this part.
 const BUDGET_STEP: u64 = 64;
+/// The same for a part of the way to a new budget, of which others take parts, too.
+const GROWTH_STEP: u64 = 512;
 /// The longest time that a thread which asks for memory waits for the take-over: it may have a lock
 /// that the take-over needs.
 pub const PATIENCE: Duration = Duration::from_secs(1);
@@ -85,6 +87,8 @@ pub struct Managed {
     pub allowance: u64,
     pub kept_idle: u64,
     pub shared: u64,
+    /// The part of [`Self::allowance`] until the next look, bytes.
+    pub soon: u64,
     /// The memory that it may have with shared memory in full, bytes.
     pub whole_most: u64,
     /// Memory besides the pager's, bytes.
@@ -174,15 +178,23 @@ fn keep(seen: &Managed) -> Keep {
             most.min(seen.whole_most)
         }
     };
-    let budget = most.saturating_sub(seen.besides).max(least);
-    let is_near = budget.abs_diff(seen.budget) <= seen.budget / BUDGET_STEP && seen.budget >= least;
+    let budget_of = |most: u64| most.saturating_sub(seen.besides).max(least);
+    let is_near = |budget: u64, step| budget.abs_diff(seen.budget) <= seen.budget / step;
+    // Others wait for a process that starves or is read, so it takes no steps.
+    let soon = match seen.is_read || seen.is_starved {
+        true => u64::MAX,
+        false => seen.soon.saturating_add(seen.shared),
+    };
+    let (budget, wanted) = (budget_of(most.min(soon)), budget_of(most));
+    let stays = is_near(wanted, BUDGET_STEP) || is_near(budget, GROWTH_STEP);
+    let stays = stays && seen.budget >= least;
     // The pager charges pages as they come: only memory besides them grows unseen.
     let room = if seen.is_recorded { u64::MAX } else { (most / 4).max(1 << 20) };
     Keep {
         hopeless,
         is_patient: hopeless < HOPELESS,
         is_suspended: seen.is_suspended || is_slowed,
-        budget: (!is_near && !seen.is_recorded).then_some(budget),
+        budget: (!stays && !seen.is_recorded).then_some(budget),
         wait: match (seen.is_suspended, is_slowed) {
             (true, _) => WAIT_MAX,
             (false, true) => SLICE / 4,
@@ -288,6 +300,7 @@ mod tests {
         is_read: false,
         is_recorded: false,
         allowance: 64 * MIB,
+        soon: u64::MAX,
         kept_idle: u64::MAX,
         shared: 0,
         whole_most: u64::MAX,
@@ -382,6 +395,21 @@ mod tests {
         assert_eq!(kept(copied).budget, Some(43 * MIB), "each shared page may be copied");
         let starved = Managed { is_starved: true, ..copied };
         assert_eq!(kept(starved).budget, Some(77 * MIB), "rather than end");
+    }
+
+    #[test]
+    fn a_budget_grows_in_steps_that_leave_room_to_others_unless_a_thread_starves() {
+        let of = |soon| kept(Managed { allowance: 90 * MIB, soon, ..MANAGED }).budget;
+        assert_eq!(of(66 * MIB), Some(59 * MIB));
+        let little = 57 * MIB / GROWTH_STEP;
+        assert_eq!((of(64 * MIB + little), of(64 * MIB + little + 1).is_some()), (None, true));
+        assert_eq!(of(60 * MIB), Some(53 * MIB), "it uses less than it did");
+        let near = Managed { allowance: 64 * MIB, soon: 60 * MIB, ..MANAGED };
+        assert_eq!(kept(near).budget, None, "it has its share");
+        let starved = Managed { is_starved: true, ..near };
+        assert_eq!(kept(Managed { allowance: 90 * MIB, ..starved }).budget, Some(83 * MIB));
+        let shared = Managed { soon: 66 * MIB, shared: 20 * MIB, ..MANAGED };
+        assert_eq!(kept(shared).budget, Some(77 * MIB));
     }
 
     #[test]

@@ -99,6 +99,7 @@ impl Watcher {
             is_read,
             is_recorded: is_recorded(),
             allowance: given.bytes,
+            soon: given.soon,
             kept_idle: self.idle.idleness.most(),
             shared,
             whole_most,

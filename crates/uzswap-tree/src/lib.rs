@@ -1,11 +1,12 @@
 //! One budget for a tree of processes: a file that all of them map, with a slot for each process.
 //!
 //! Each process writes its memory use into its slot, and reads the others' slots. The first process
-//! that asks may take all free memory. But every process may use as much memory as any other
-//! process that needs memory. When another process needs memory, each is cut to an equal share, or
-//! to three quarters of that share if another process is stuck. No process is cut below the memory
-//! that it needs to run. A dead process's memory does not count. If all large processes wait for
-//! more memory, the process in the last slot learns that there is no hope.
+//! that asks may take all free memory, in steps if others may grow too. But every process may use
+//! as much memory as any other process that needs memory. When another process needs memory, each
+//! is cut to an equal share, or to three quarters of that share if another process is stuck. No
+//! process is cut below the memory that it needs to run. A dead process's memory does not count. If
+//! all large processes wait for more memory, the process in the last slot learns that there is no
+//! hope.
 //!
 //! A new process may take its share before the others have given that memory back. Making the new
 //! process wait would keep the sum lower, but made a build of 24 compilers take twice the time.
@@ -328,7 +329,7 @@ impl Tree {
         let favour = self.table.favour.load(Relaxed);
         let is_idle = rank.is_some_and(|rank| rank.is_idle);
         let cpus = self.cpus();
-        share(total, Own { least, is_starved, favour, is_idle, cpus }, &others)
+        share(total, Own { used, least, is_starved, favour, is_idle, cpus }, &others)
     }
 }
 
@@ -361,8 +362,9 @@ mod tests {
     use super::*;
     use table::REASON_WORDS;
 
-    fn allowed(bytes: u64, may_hope: bool) -> Allowance {
-        Allowance { bytes, may_hope, ahead: 0 }
+    fn given(tree: &Tree, used: u64, is_starved: bool) -> (u64, bool) {
+        let given = tree.allowance(used, is_starved);
+        (given.bytes, given.may_hope)
     }
 
     fn processes() -> [u32; 3] {
@@ -544,8 +546,8 @@ mod tests {
         first.need(20);
         second.need(18);
         first.allowance(25, false);
-        assert_eq!(second.allowance(19, false), allowed(18, true));
-        assert_eq!(first.allowance(20, false), allowed(20, true));
+        assert_eq!(given(&second, 19, false), (18, true));
+        assert_eq!(given(&first, 20, false), (20, true));
         second.allowance(18, false);
         assert!(!first.allowance(20, true).may_hope, "the other has its least");
         assert!(watcher.table().members().all(|member| [18, 20].contains(&member.least)));
@@ -574,13 +576,13 @@ mod tests {
     #[test]
     fn a_process_that_can_go_on_gives_back_to_a_starved_one_and_the_last_starved_one_has_no_hope() {
         let (_folder, watcher, [first, second]) = two_of(100);
-        assert_eq!(first.allowance(60, false), allowed(100, false));
-        assert_eq!(second.allowance(40, false), allowed(50, true));
+        assert_eq!(given(&first, 60, false), (100, false));
+        assert_eq!(given(&second, 40, false), (50, true));
         assert_eq!(first.allowance(60, false).bytes, 60);
-        assert_eq!(second.allowance(40, true), allowed(50, true));
+        assert_eq!(given(&second, 40, true), (50, true));
         assert_eq!(first.allowance(70, false).bytes, 60);
         assert_eq!(first.allowance(90, false).bytes, 60);
-        assert_eq!(second.allowance(70, true), allowed(50, true));
+        assert_eq!(given(&second, 70, true), (50, true));
         assert_eq!(first.allowance(70, false).bytes, 38);
         // Both wait: the first may hope that the second ends.
         assert!(first.allowance(50, true).may_hope);

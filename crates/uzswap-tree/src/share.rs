@@ -24,6 +24,8 @@ pub struct Other {
 /// A process that asks for its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
+    /// Its memory, bytes.
+    pub used: u64,
     /// Bytes that it needs to make progress.
     pub least: u64,
     /// As of [`Other`].
@@ -45,6 +47,8 @@ pub const FAVOUR: u64 = 64;
 pub struct Allowance {
     /// Bytes.
     pub bytes: u64,
+    /// The part of these bytes that it may have until its next report: see [`soon`].
+    pub soon: u64,
     /// True if another process may still give memory back.
     pub may_hope: bool,
     /// Processes that work and rank before this one. Counted only at full favour, if this process
@@ -95,7 +99,22 @@ fn share_beside(total: u64, own: Own, others: &[Other]) -> Allowance {
     let bytes = left.max(part).max(own.least);
     let is_last = own.favour == FAVOUR && bytes <= own.least + own.least / 4;
     let is_ahead = |other: &&Other| is_last && other.is_before && !other.is_idle;
-    Allowance { bytes, may_hope, ahead: others.iter().filter(is_ahead).count() as u64 }
+    let ahead = others.iter().filter(is_ahead).count() as u64;
+    let grows = |other: &&Other| {
+        let is_first = own.favour == 0 || other.is_before;
+        is_first && !other.is_idle && !other.is_left_alone
+    };
+    let growing = 1 + others.iter().filter(grows).count() as u64;
+    let soon = soon(total, own.used, left, growing).max(own.least).min(bytes);
+    Allowance { bytes, soon, may_hope, ahead }
+}
+
+/// The memory that a process with `used` bytes may have until its next report, if `growing`
+/// processes may grow meanwhile; the others use all of `total` but `left`. Each takes an equal part
+/// of the free memory. When one of 24 processes ended, each of the others would otherwise take the
+/// 21 MiB that it had. No process waits for an equal part of all.
+fn soon(total: u64, used: u64, left: u64, growing: u64) -> u64 {
+    (used + left.saturating_sub(used) / growing).max(total / growing)
 }
 
 /// The part of a process if the first ones are favoured; `equal` is its part otherwise.
@@ -158,7 +177,12 @@ mod tests {
     use super::*;
 
     fn allowed(bytes: u64, may_hope: bool) -> Allowance {
-        Allowance { bytes, may_hope, ahead: 0 }
+        Allowance { bytes, soon: 0, may_hope, ahead: 0 }
+    }
+
+    /// The share without the part until the next report.
+    fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
+        Allowance { soon: 0, ..super::share(total, own, others) }
     }
 
     const OTHER: Other = Other {
@@ -172,8 +196,11 @@ mod tests {
         is_idle: false,
     };
 
+    const OWN: Own =
+        Own { used: 0, least: 0, is_starved: false, favour: 0, is_idle: false, cpus: 1 };
+
     fn own(is_starved: bool) -> Own {
-        Own { least: 0, is_starved, favour: 0, is_idle: false, cpus: 1 }
+        Own { is_starved, ..OWN }
     }
 
     #[test]
@@ -200,17 +227,47 @@ mod tests {
     #[test]
     fn no_process_has_less_than_it_needs_to_go_on() {
         let others = [Other { used: 20, least: 11, ..OTHER }; 3];
-        let given = |least, is_starved| {
-            share(32, Own { least, is_starved, favour: 0, is_idle: false, cpus: 1 }, &others)
-        };
+        let given = |least, is_starved| share(32, Own { least, is_starved, ..OWN }, &others);
         assert_eq!(given(0, false).bytes, 0, "the others' least is more than there is");
         assert_eq!(given(11, false), allowed(11, true));
         assert_eq!(given(11, true), allowed(11, true));
         // With equal shares they would have 8 each.
         let small = [Other { used: 11, least: 11, ..OTHER }; 3];
-        let alone = Own { least: 11, is_starved: true, favour: 0, is_idle: false, cpus: 1 };
+        let alone = Own { least: 11, is_starved: true, ..OWN };
         assert_eq!(share(32, alone, &small), allowed(11, false));
         assert_eq!(share(64, alone, &small).bytes, 31);
+    }
+
+    #[test]
+    fn processes_that_grow_at_the_same_time_share_the_free_memory() {
+        let mut all = [21; 23];
+        for _ in 0..100 {
+            let given = |at: usize| {
+                let other = |(_, used): (usize, &u64)| Other { used: *used, ..OTHER };
+                let others: Vec<_> =
+                    all.iter().enumerate().filter(|(of, _)| *of != at).map(other).collect();
+                super::share(512, Own { used: all[at], ..OWN }, &others)
+            };
+            assert!(all.iter().enumerate().all(|(at, used)| given(at).soon <= used + 29 / 23));
+            all = std::array::from_fn(|at| given(at).soon);
+        }
+        assert_eq!(all, [22; 23], "483 of 512 were used");
+    }
+
+    #[test]
+    fn one_that_grows_alone_has_all_of_its_share_in_a_few_steps() {
+        let idle = Other { used: 100, is_idle: true, ..OTHER };
+        let soon = |used, others: &[Other]| super::share(1000, Own { used, ..OWN }, others).soon;
+        assert_eq!(soon(10, &[idle; 4]), 600, "the others are idle");
+        let works = Other { is_idle: false, ..idle };
+        assert_eq!(soon(10, &[works; 4]), 200, "an equal part");
+        assert_eq!((soon(200, &[works; 4]), soon(280, &[works; 4])), (280, 344));
+        let grown = (0..20).fold(10, |used, _| soon(used, &[works; 4]));
+        assert!((590..=600).contains(&grown), "{grown}");
+        assert_eq!(soon(610, &[works; 4]), 600, "it is cut immediately");
+        let favoured = Own { used: 10, favour: 1, ..OWN };
+        assert_eq!(super::share(1000, favoured, &[works; 4]).soon, 600, "it ranks first");
+        assert_eq!(soon(10, &[Other { is_left_alone: true, ..works }; 4]), 600);
     }
 
     /// The parts of processes, given in rank order by their use and their least.
@@ -220,7 +277,7 @@ mod tests {
         };
         let part = |of: usize| {
             let others: Vec<_> = all.iter().enumerate().filter_map(|one| other(one, of)).collect();
-            let own = Own { least: all[of].1, is_starved: false, favour, is_idle: false, cpus: 1 };
+            let own = Own { least: all[of].1, favour, ..OWN };
             share(total, own, &others).bytes
         };
         (0..all.len()).map(part).collect()
@@ -241,8 +298,7 @@ mod tests {
 
     #[test]
     fn a_stuck_process_has_an_equal_part_whichever_process_is_favoured() {
-        let own =
-            |is_starved| Own { least: 10, is_starved, favour: FAVOUR, is_idle: false, cpus: 1 };
+        let own = |is_starved| Own { least: 10, is_starved, favour: FAVOUR, ..OWN };
         let other = Other { used: 90, least: 10, is_before: true, ..OTHER };
         assert_eq!(share(100, own(false), &[other]).bytes, 10);
         assert_eq!(share(100, own(true), &[other]).bytes, 50);
@@ -254,19 +310,19 @@ mod tests {
 
     #[test]
     fn a_process_that_has_hardly_more_than_its_least_knows_how_many_work_ahead_of_it() {
-        let own = |favour| Own { least: 16, is_starved: false, favour, is_idle: false, cpus: 1 };
+        let own = |favour| Own { least: 16, favour, ..OWN };
         let ahead = Other { used: 40, is_before: true, ..OTHER };
         let idle = Other { is_idle: true, ..ahead };
         let behind = Other { is_before: false, ..ahead };
         let of = |total, favour| share(total, own(favour), &[ahead, ahead, idle, behind]);
-        assert_eq!(of(120, FAVOUR), Allowance { bytes: 16, may_hope: true, ahead: 2 });
+        assert_eq!(of(120, FAVOUR), Allowance { bytes: 16, soon: 0, may_hope: true, ahead: 2 });
         assert_eq!(of(141, FAVOUR).ahead, 0, "21 are left for it");
         assert_eq!(of(120, FAVOUR - 1).ahead, 0);
     }
 
     #[test]
     fn where_as_few_work_as_there_are_cpus_their_parts_are_equal_and_the_idle_have_their_least() {
-        let own = |is_idle| Own { least: 10, is_starved: false, favour: FAVOUR, is_idle, cpus: 2 };
+        let own = |is_idle| Own { least: 10, favour: FAVOUR, is_idle, cpus: 2, ..OWN };
         let works = Other { used: 60, least: 10, is_before: true, ..OTHER };
         let idle = Other { is_idle: true, is_before: false, ..works };
         // The two processes share 120 - 10.
@@ -279,7 +335,7 @@ mod tests {
     #[test]
     fn a_process_that_is_left_alone_counts_as_if_none_were_favoured() {
         let alone = Other { used: 90, is_left_alone: true, ..OTHER };
-        let own = Own { least: 10, is_starved: false, favour: FAVOUR, is_idle: false, cpus: 1 };
+        let own = Own { least: 10, favour: FAVOUR, ..OWN };
         assert_eq!(share(100, own, &[alone]).bytes, 50);
     }
 

@@ -283,6 +283,7 @@ impl World {
         let silent: u64 = self.all.iter().filter(small).map(Process::used).sum();
         let own = &self.all[of];
         let own = Own {
+            used: own.used(),
             least: own.floor(),
             is_starved: own.is_starved,
             favour: self.favour,
@@ -325,6 +326,7 @@ impl World {
                 is_read: false,
                 is_recorded: false,
                 allowance: given.bytes,
+                soon: given.soon,
                 kept_idle: process.idleness.most(),
                 shared: 0,
                 whole_most: u64::MAX,
