@@ -98,6 +98,23 @@ static int early_stack(void) {
     return 0;
 }
 
+// A stack of zeros is too small, but it is the present one of a first thread at the start.
+static void *zero_stacks(void *unused) {
+    stack_t zeros = { 0 }, none = { .ss_flags = SS_DISABLE }, now;
+    int first = sigaltstack(&zeros, &now);
+    sigaltstack(&none, NULL);
+    printf("%d %d, %d\n", first, now.ss_flags, sigaltstack(&zeros, NULL));
+    return unused;
+}
+static int no_stack(void) {
+    pthread_t thread;
+    grow();
+    zero_stacks(NULL);
+    pthread_create(&thread, NULL, zero_stacks, NULL);
+    pthread_join(thread, NULL);
+    return 0;
+}
+
 // Catches endless recursion, again and again.
 static int __attribute__((noinline)) deep(int depth) {
     volatile char frame[2048];
@@ -494,6 +511,7 @@ static int ignored(void) {
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "large_frames", large_frames }, { "places", places }, { "early_stack", early_stack },
+        { "no_stack", no_stack },
         { "overflows", overflows }, { "coroutines", coroutines }, { "masks", masks },
         { "jumps_out_of_read", jumps_out_of_read }, { "cancels", cancels }, { "cancels_anywhere", cancels_anywhere },
         { "tells_where", tells_where }, { "small_stacks", small_stacks },

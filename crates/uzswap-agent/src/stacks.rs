@@ -29,6 +29,14 @@ const BYTES: usize = 64 << 10;
 pub const NONE: libc::stack_t =
     libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
+/// A first thread's signal stack at the start. It is too small to be set, but the kernel accepts
+/// the present stack whatever that is.
+const UNSET: libc::stack_t = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
+
+fn is_unset(stack: &libc::stack_t) -> bool {
+    (stack.ss_sp, stack.ss_flags, stack.ss_size) == (UNSET.ss_sp, UNSET.ss_flags, UNSET.ss_size)
+}
+
 /// The kernel forgets the stack while a handler is on it.
 const AUTODISARM: i32 = 1 << 31;
 
@@ -78,6 +86,8 @@ impl Drop for Stack {
 thread_local! {
     /// The signal stack that the program has set for this thread.
     static PROGRAMS: Cell<libc::stack_t> = const { Cell::new(NONE) };
+    /// True if the kernel took [`UNSET`] for the present stack: none was set in a first thread.
+    static IS_UNSET: Cell<bool> = const { Cell::new(false) };
     static OURS: RefCell<Option<Kernels>> = const { RefCell::new(None) };
     /// The addresses of our signal stack.
     static RANGE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
@@ -192,6 +202,8 @@ pub fn arm() {
         return;
     }
     let before = of_kernel();
+    // This changes nothing: the kernel refuses it unless it is the present stack.
+    IS_UNSET.set(set_in_kernel(UNSET) == 0);
     if let Some(ours) = give() {
         note(before);
         let is_set = set_in_kernel(ours) == 0;
@@ -228,6 +240,7 @@ pub fn arm_in_handler(kernels: &mut libc::stack_t) {
     {
         return;
     }
+    IS_UNSET.set(is_unset(kernels));
     if let Some(ours) = give() {
         note(*kernels);
         *kernels = ours;
@@ -417,12 +430,17 @@ pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
         && before.ss_flags & AUTODISARM == 0;
     if new != 0 {
         let Some(asked) = peek::<libc::stack_t>(new) else { return refuse(call, libc::EFAULT) };
+        let is_same = IS_UNSET.get() && is_unset(&asked);
         match check(&asked) {
             _ if is_on_it => return refuse(call, libc::EPERM),
+            _ if is_same => {}
             Err(error) => return refuse(call, error),
-            Ok(stack) => PROGRAMS.set(stack),
+            Ok(stack) => {
+                PROGRAMS.set(stack);
+                IS_UNSET.set(false);
+            }
         }
-        let is_small = asked.ss_flags & libc::SS_DISABLE == 0 && asked.ss_size < LEAST;
+        let is_small = !is_same && asked.ss_flags & libc::SS_DISABLE == 0 && asked.ss_size < LEAST;
         if is_small && !stage::is_left() {
             prepare_instead();
         }
