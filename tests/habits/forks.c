@@ -574,6 +574,47 @@ static int own_descriptors_before(void) {
     return 0;
 }
 
+// Forks while another thread waits in a call, whose pages may leave in the child, and by a handler
+// that has interrupted a call, whose pages stay.
+static int theirs[2], ours[2];
+static unsigned char *read_into[2];
+static int child_sends_out(unsigned char *at) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) _exit(send_out(at, PAGE));
+    waitpid(child, &status, 0);
+    return status;
+}
+static void *waits_in_call(void *unused) {
+    if (read(theirs[0], read_into[0], 2 * PAGE) != PAGE) abort();
+    return unused;
+}
+static void fork_in_call(int signal) {
+    printf("%x\n", child_sends_out(read_into[1]));
+    if (write(ours[1], read_into[0], PAGE) != PAGE) abort();
+    (void)signal;
+}
+static int waiting_calls(void) {
+    pthread_t other;
+    struct sigaction action = { .sa_handler = fork_in_call, .sa_flags = SA_RESTART };
+    struct itimerval soon = { .it_value = { .tv_usec = 200000 } };
+    int is_watched = getenv("UZSWAP_TREE") != NULL;
+    if (pipe(theirs) || pipe(ours)) abort();
+    for (int i = 0; i < 2; i++) memset(read_into[i] = map(2 * PAGE), i + 1, 2 * PAGE);
+    grow();
+    pthread_create(&other, NULL, waits_in_call, NULL);
+    usleep(200000);
+    // Without uzswap the kernel has nowhere to send it.
+    printf("%d\n", child_sends_out(read_into[0]) == is_watched << 8);
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    if (read(ours[0], read_into[1], 2 * PAGE) != PAGE) abort();
+    if (write(theirs[1], read_into[1], PAGE) != PAGE) abort();
+    pthread_join(other, NULL);
+    printf("%d %d\n", read_into[0][PAGE - 1], read_into[1][PAGE]);
+    return 0;
+}
+
 // Long arguments of a program, while other threads need all memory.
 enum { ARGUMENTS = 15, ARGUMENT_BYTES = 128 << 10 };
 static volatile int is_over;
@@ -621,7 +662,7 @@ int main(int arguments, char **argument) {
         { "first_ends_early", first_ends_early }, { "first_ends_late", first_ends_late },
         { "own_descriptors", own_descriptors }, { "threads_descriptors", threads_descriptors },
         { "own_descriptors_before", own_descriptors_before },
-        { "long_arguments", long_arguments },
+        { "waiting_calls", waiting_calls }, { "long_arguments", long_arguments },
         { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },

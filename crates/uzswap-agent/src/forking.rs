@@ -84,6 +84,7 @@ impl<L, M> Still<L, M> {
             crate::die(&["a page of a forked process cannot be brought in"]);
         };
         guests::forget();
+        thread::pin_again();
         drop((layout, quiet));
         match refused {
             // A thread of the parent had given the program up.

@@ -290,6 +290,26 @@ impl Drop for Use {
     }
 }
 
+/// Pins the pages of the calling thread's calls again, in a forked child, where no page is pinned.
+/// A handler may have forked during such a call.
+pub fn pin_again() {
+    // Another thread of the parent's may have unmapped the page since. The call has no use for it.
+    let pin = |range| _ = Pager::pin_present(range);
+    THREAD.with(|thread| {
+        if thread.first.get() != 0 {
+            let [a, b, c, d] = thread.pinned.each_ref().map(Cell::get);
+            [a..b, c..d].into_iter().for_each(pin);
+        }
+        // SAFETY: as above.
+        let Some(table) = (unsafe { thread.table.get().as_ref() }) else { return };
+        for pins in table.0.iter().filter(|pins| pins.id.load(Relaxed) != 0) {
+            let few = pins.few.iter().take(pins.count.get()).map(Cell::get);
+            few.for_each(|(start, end)| pin(start..end));
+            pins.many.borrow().iter().cloned().for_each(pin);
+        }
+    });
+}
+
 /// Makes the thread's table. Called in our own code.
 pub fn prepare() {
     let made = PINS.try_with(|pins| {

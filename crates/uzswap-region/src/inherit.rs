@@ -13,7 +13,7 @@ use crate::core::Inner;
 use crate::core::space::Space;
 use crate::lane::Lane;
 use crate::layers::{ForChild, Layers};
-use crate::page::transition::{GONE, INHERITED, RELEASED};
+use crate::page::transition::{GONE, INHERITED, PINNED, RELEASED};
 use crate::page::word::{Kind, Word};
 use crate::pager::Pager;
 use crate::steady;
@@ -119,8 +119,9 @@ impl BeforeFork {
         drop((lanes, regions, steady, backing, store, limits));
     }
 
-    /// Makes the pager the child's own, with descriptors of its own. The pager has threads again
-    /// after [`Pager::after_fork`]. The child cannot get those descriptors if `/proc` is closed to
+    /// Makes the pager the child's own, with descriptors of its own. No page is pinned then: the
+    /// calling thread pins its pages again. The pager has threads again after
+    /// [`Pager::after_fork`]. The child cannot get those descriptors if `/proc` is closed to
     /// it, or if a filter forbids userfaultfd. Then this brings all pages in, gives them to the
     /// program, and returns the reason. May be called as soon as the kernel has made the child.
     ///
@@ -161,12 +162,17 @@ impl Inner {
         Lifted::new(&[(Resource::Nofile, DESCRIPTORS), (Resource::Fsize, file)])
     }
 
-    /// In the child: finds the pages that another thread of the parent's had `Busy`, and registers
-    /// the adopted memory.
+    /// In the child: ends all pins, finds the pages that another thread of the parent's had `Busy`,
+    /// and registers the adopted memory. Threads that the child lacks had most of the pins, and
+    /// would never unpin the pages.
     fn inherit_space(&self, space: &Space) -> io::Result<()> {
         let mut at = 0;
         while at < space.pages() {
             let found = space.words.find(at);
+            if found.word.kind() == Kind::Resident && found.word.pins() > 0 && space.is_window() {
+                // The child has no thread yet that could change the word.
+                found.change(PINNED, found.word.without_pins());
+            }
             if found.word.kind() == Kind::Busy {
                 // Pages that share a word are alike: the parent was about to give them words of
                 // their own.

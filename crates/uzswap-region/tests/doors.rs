@@ -463,8 +463,10 @@ fn reserve(means: Means) {
     assert!(!pager.has_adopted(whole));
 }
 
-/// The child finds all pages, and uses others.
+/// The child finds all pages, and uses others. None is pinned for a thread of the parent.
 fn reserve_in_fork(pager: &Pager, memory: Memory, all: usize) {
+    let at = memory.at + far_apart(3) * PAGE;
+    let held = pager.pin(at..at + PAGE).unwrap();
     let still = pager.before_fork().unwrap();
     // SAFETY: the child runs the code below, and ends.
     let child = unsafe { libc::fork() };
@@ -472,12 +474,15 @@ fn reserve_in_fork(pager: &Pager, memory: Memory, all: usize) {
         still.in_child().unwrap();
         pager.after_fork().unwrap();
         (0..all).for_each(|i| memory.check(far_apart(i), 1));
+        pager.page_out(at..at + PAGE).unwrap();
+        assert!(pager.is_out(at), "it is pinned");
         (0..1000).for_each(|i| memory.write(far_apart(i) + 300, 2));
         (0..1000).for_each(|i| memory.check(far_apart(i) + 300, 2));
         // SAFETY: the call ends the child.
         unsafe { libc::_exit(0) };
     }
     still.in_parent();
+    Pager::unpin(held);
     let mut status = 0;
     // SAFETY: the child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);

@@ -397,7 +397,7 @@ fn no_child_is_left_alone_because_the_thread_that_watches_is_at_work() {
 
 #[test]
 fn all_ways_to_fork_make_the_same_child() {
-    compare("forks.c", &["ways", "handles_in_child"]);
+    compare("forks.c", &["ways", "handles_in_child", "waiting_calls"]);
 }
 
 #[test]

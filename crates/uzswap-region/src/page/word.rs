@@ -170,6 +170,10 @@ impl Word {
         self.0.checked_add(1 << PINS_SHIFT).map(Self)
     }
 
+    pub(crate) fn without_pins(self) -> Self {
+        Self(self.0 & ((1 << PINS_SHIFT) - 1))
+    }
+
     pub(crate) fn unpinned(self) -> Self {
         assert!(self.pins() > 0, "unpinned more often than pinned");
         Self(self.0 - (1 << PINS_SHIFT))
@@ -228,6 +232,7 @@ mod tests {
         assert!(word.has(Word::USED));
         let word = word.with_level(1).with_passes(PASSES_MAX);
         assert_eq!((word.pins(), word.level(), word.passes()), (2, 1, PASSES_MAX));
+        assert_eq!(word.without_pins(), word.unpinned().unpinned());
         assert_eq!(
             (word.with_level(2).with_passes(3).unpinned().pins(), word.kind()),
             (1, Kind::Resident)
