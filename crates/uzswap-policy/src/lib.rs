@@ -8,6 +8,7 @@
 //! to others, and [`favour`] how much a tree's oldest processes come before the others.
 //! [`margin`] decides how much of a container's limit is left beside a budget.
 //! [`pool_share`] decides how much of its memory a pager leaves to compressed pages.
+//! [`pager_memory`] is the memory of a replay, and the part of it for the pool.
 //!
 //! docs/design/policy.md has the reasons, an example by hand, and the policies that lost.
 
@@ -19,6 +20,7 @@ pub mod favour;
 pub mod idle;
 pub mod margin;
 pub mod order;
+pub mod pager_memory;
 pub mod pool_share;
 
 mod counted_memory;

@@ -2,8 +2,9 @@
 //! ahead and kept copies, and uses [`Order`] as the pager does.
 
 use crate::ahead::{NORMAL, Streams, WINDOW_MAX, Way, window_max};
-use crate::counted_memory::{Memory, PAGE_BYTES, Was};
+use crate::counted_memory::{Memory, PlaceOnBacking, Traffic, Was};
 use crate::order::{self, LEVELS, Order, PagerPolicy, Seen, Verdict};
+use crate::pager_memory::{PAGE_BYTES, PagerMemory};
 use std::collections::VecDeque;
 
 /// One region for all streams, since their places differ.
@@ -83,7 +84,9 @@ pub(crate) struct PagerModel<'a> {
     departed: u64,
     order: Order,
     seen: Seen,
-    written: u64,
+    /// The pages on the backing that the present load brings in: the place of each in the memory,
+    /// and on the backing.
+    to_read: Vec<(u32, PlaceOnBacking)>,
 }
 
 /// No page has come to this place.
@@ -92,7 +95,7 @@ const NO_PAGE: u32 = u32::MAX;
 impl<'a> PagerModel<'a> {
     pub(crate) fn new(
         pages: usize,
-        memory: u64,
+        room: PagerMemory,
         policy: PagerPolicy,
         places: Option<&'a [u32]>,
     ) -> Self {
@@ -108,12 +111,11 @@ impl<'a> PagerModel<'a> {
             all += 1;
         }
         // For pages to come, one lane has charged a window, and each lane half of its credit.
-        let window = window_max((memory / PAGE_BYTES) as usize, LANES) + LANES * 16;
+        let window = window_max((room.bytes() / PAGE_BYTES) as usize, LANES) + LANES * 16;
         let charged = places.map_or(0, |_| window as u64 * PAGE_BYTES);
-        let memory = memory.saturating_sub(charged);
         Self {
             pages: vec![NOWHERE; all],
-            memory: Memory::new(all, memory),
+            memory: Memory::new(all, room.less(charged)),
             places,
             at_place,
             streams: Streams::default(),
@@ -125,7 +127,7 @@ impl<'a> PagerModel<'a> {
             departed: 0,
             order: Order::by(policy),
             seen: Seen::default(),
-            written: 0,
+            to_read: Vec::new(),
         }
     }
 
@@ -133,9 +135,9 @@ impl<'a> PagerModel<'a> {
         &self.memory
     }
 
-    /// Bytes that went to the backing since the last call.
-    pub(crate) fn take_written(&mut self) -> u64 {
-        std::mem::take(&mut self.written)
+    /// The traffic with the backing since the last call.
+    pub(crate) fn take_traffic(&mut self) -> Traffic {
+        self.memory.take_traffic()
     }
 
     /// Touches a page. Returns the page's place before, and true if it was staged.
@@ -179,7 +181,15 @@ impl<'a> PagerModel<'a> {
     /// Brings a page in, and its neighbours if the program goes through its memory in order.
     fn fault(&mut self, page: usize, state: PageState) {
         self.bring_in(page);
-        let came = self.places.map_or(1, |places| self.bring_around(places, page, state));
+        let came = match self.places {
+            Some(places) => self.bring_around(places, page, state),
+            None => {
+                if matches!(state, PageState::Out { .. }) {
+                    self.end_load();
+                }
+                1
+            }
+        };
         // If several pages came in, the order learns nothing about this one.
         self.pages[page].state = PageState::There { passes: 0, is_used: came == 1 };
         match state {
@@ -206,13 +216,18 @@ impl<'a> PagerModel<'a> {
         {
             came += 1;
         }
+        if is_stored {
+            self.end_load();
+        }
         let is_stream = window == WINDOW_MAX && is_stored;
         let ahead = way.from(place, window).filter(|_| is_stream);
         if let Some(ahead) = ahead {
             let back = if way == Way::Up { 0 } else { window as u32 - 1 };
             let first = ahead.saturating_sub(back);
             let end = first + WINDOW_MAX as u32;
-            let _ = (first..end).take_while(|other| self.bring_neighbour(*other, true)).count();
+            if (first..end).take_while(|other| self.bring_neighbour(*other, true)).count() > 0 {
+                self.end_load();
+            }
         }
         self.streams.brought(REGION, place, came, way);
         if ahead.is_some() {
@@ -258,10 +273,26 @@ impl<'a> PagerModel<'a> {
         while !self.memory.has_room() {
             self.evict();
         }
+        if let Some(place) = self.memory.on_backing(page) {
+            let in_memory = self.places.and_then(|places| places.get(page));
+            self.to_read.push((in_memory.copied().unwrap_or_default(), place));
+        }
         self.memory.come_beside_copy(page);
         if matches!(self.pages[page].state, PageState::Out { .. }) {
             self.pages[page].copy = Copied::Same;
         }
+    }
+
+    /// Counts a load of neighbours that has ended, and its reads. One read covers neighbours whose
+    /// records follow each other.
+    fn end_load(&mut self) {
+        let mut to_read = std::mem::take(&mut self.to_read);
+        to_read.sort_unstable_by_key(|(place, _)| *place);
+        let is_one = |(before, one): &(u32, PlaceOnBacking),
+                      (place, other): &(u32, PlaceOnBacking)| {
+            *place == before + 1 && one.is_followed_by(*other)
+        };
+        self.memory.count_load(to_read.chunk_by(is_one).count() as u64);
     }
 
     fn come_back(&mut self, page: usize, distance: Option<u64>) {
@@ -367,7 +398,7 @@ impl<'a> PagerModel<'a> {
                     let copy = std::mem::replace(&mut self.pages[page].copy, Copied::Not);
                     self.seen.compared += u64::from(copy != Copied::Not);
                     self.seen.unchanged += u64::from(copy == Copied::Same);
-                    self.written += self.memory.leave(page, self.pages[page].bytes);
+                    self.memory.leave(page, self.pages[page].bytes);
                     return;
                 }
                 None => self.stage(),

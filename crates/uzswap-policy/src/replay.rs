@@ -4,10 +4,12 @@
 //! see each touch, which no pager can: they are limits and peers. [`Policy::Belady`] knows the
 //! future.
 
-pub use crate::counted_memory::PAGE_BYTES;
-use crate::counted_memory::{Memory, Was};
+use crate::costs::{POOL, STAGED};
+use crate::counted_memory::{Memory, Traffic, Was};
 use crate::model::{PagerModel, Touch};
 use crate::order::PagerPolicy;
+pub use crate::pager_memory::PAGE_BYTES;
+use crate::pager_memory::PagerMemory;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -106,6 +108,8 @@ pub struct ReplayCounts {
     pub from_backing: u64,
     /// Touches of staged pages, which need no codec.
     pub staged: u64,
+    /// The time of reads of the backing, ns.
+    pub read_nanos: u64,
     /// Bytes that went to the backing.
     pub written: u64,
     /// The peak of the pool's bytes.
@@ -118,6 +122,13 @@ impl ReplayCounts {
     /// Touches of pages that had left, which depend on the policy. First touches do not.
     pub fn faults(&self) -> u64 {
         self.misses - self.first
+    }
+
+    /// The time that a program loses to faults, µs. First touches are not counted: they cost as
+    /// much in any memory.
+    pub fn lost_micros(&self) -> f64 {
+        let from_pool = self.faults() - self.from_backing;
+        from_pool as f64 * POOL + self.read_nanos as f64 / 1e3 + self.staged as f64 * STAGED
     }
 
     /// The mean number of present pages.
@@ -133,6 +144,11 @@ impl ReplayCounts {
         self.there_sum += memory.there();
         self.pool_max = self.pool_max.max(memory.pool());
     }
+
+    fn note_traffic(&mut self, Traffic { written, read_nanos }: Traffic) {
+        self.written += written;
+        self.read_nanos += read_nanos;
+    }
 }
 
 /// Replays touches of pages, numbered from 0, in memory for `capacity` pages. Pages that left take
@@ -140,11 +156,12 @@ impl ReplayCounts {
 pub fn replay(policy: Policy, trace: &[u32], capacity: usize, skip: usize) -> ReplayCounts {
     let touch = |page: &u32| Step::Touch { page: *page, bytes: 0, is_write: false, changes: false };
     let steps: Vec<_> = trace.iter().map(touch).collect();
-    simulate(policy, &steps, None, capacity.max(1) as u64 * PAGE_BYTES, skip)
+    let room = PagerMemory::of_bytes(capacity.max(1) as u64 * PAGE_BYTES);
+    simulate(policy, &steps, None, room, skip)
 }
 
-/// Replays steps in `memory` bytes, which present pages and the pool share. The first `skip` steps
-/// are not counted.
+/// Replays steps in memory that present pages and the pool share. The first `skip` steps are not
+/// counted.
 ///
 /// `places` has the place of each page: pages of one place follow each other, and neighbours have
 /// consecutive places. With it, the policies of the pager bring in neighbours as the pager does.
@@ -152,13 +169,13 @@ pub fn simulate(
     policy: Policy,
     steps: &[Step],
     places: Option<&[u32]>,
-    memory: u64,
+    room: PagerMemory,
     skip: usize,
 ) -> ReplayCounts {
     let pages = steps.iter().map(|step| step.page()).max().map_or(0, |most| most as usize + 1);
     match policy {
         Policy::Pager(policy) => {
-            let mut pager = PagerModel::new(pages, memory, policy, places);
+            let mut pager = PagerModel::new(pages, room, policy, places);
             let mut counts = ReplayCounts::default();
             for (at, step) in steps.iter().enumerate() {
                 if at == skip {
@@ -174,16 +191,16 @@ pub fn simulate(
                     }
                     Step::Gone { page } => pager.give_back(page as usize),
                 }
-                counts.written += pager.take_written();
+                counts.note_traffic(pager.take_traffic());
             }
             if skip >= steps.len() && skip > 0 { ReplayCounts::default() } else { counts }
         }
-        Policy::Fifo => queue(steps, pages, memory, skip, |_| 0),
-        Policy::Lru => queue(steps, pages, memory, skip, |touch| touch + 1),
+        Policy::Fifo => queue(steps, pages, room, skip, |_| 0),
+        Policy::Lru => queue(steps, pages, room, skip, |touch| touch + 1),
         Policy::Belady => {
             let next = next_touches(steps, pages);
             // The key that is removed is the smallest.
-            queue(steps, pages, memory, skip, |touch| usize::MAX - next[touch])
+            queue(steps, pages, room, skip, |touch| usize::MAX - next[touch])
         }
     }
 }
@@ -193,12 +210,12 @@ pub fn simulate(
 fn queue(
     steps: &[Step],
     pages: usize,
-    bytes: u64,
+    room: PagerMemory,
     skip: usize,
     key: impl Fn(usize) -> usize,
 ) -> ReplayCounts {
     let mut counts = ReplayCounts::default();
-    let mut memory = Memory::new(pages, bytes);
+    let mut memory = Memory::new(pages, room);
     // The key of each page, and its bytes in the pool.
     let mut known = vec![(0, 0); pages];
     let mut there = BTreeSet::new();
@@ -213,15 +230,20 @@ fn queue(
             memory.drop_page(page);
             continue;
         };
-        let mut written = 0;
         if from != Was::Memory {
             while !memory.has_room()
                 && let Some((_, leaves)) = there.pop_first()
             {
-                written += memory.leave(leaves, known[leaves].1);
+                memory.leave(leaves, known[leaves].1);
             }
             memory.come(page);
         }
+        match from {
+            Was::Pool => memory.count_load(0),
+            Was::Backing => memory.count_load(1),
+            Was::Nowhere | Was::Memory => {}
+        }
+        let traffic = memory.take_traffic();
         let new = match (key(at), from) {
             (0, Was::Memory) => had,
             (0, _) => at + 1,
@@ -231,7 +253,7 @@ fn queue(
         known[page] = (new, bytes);
         if at >= skip {
             counts.note(from, &memory);
-            counts.written += written;
+            counts.note_traffic(traffic);
         }
     }
     counts
@@ -370,6 +392,20 @@ mod tests {
             let misses = [1000, 3900, 12_000].map(|pages| replay(policy, &trace, pages, 0).misses);
             assert_eq!(misses, of_capacities, "{policy}");
         }
+    }
+
+    #[test]
+    fn each_kind_of_touch_has_its_price() {
+        let counts = ReplayCounts {
+            touches: 100,
+            misses: 30,
+            first: 10,
+            from_backing: 2,
+            read_nanos: 250_000,
+            staged: 4,
+            ..ReplayCounts::default()
+        };
+        assert_eq!(counts.lost_micros(), 18.0 * POOL + 250.0 + 4.0 * STAGED);
     }
 
     #[test]

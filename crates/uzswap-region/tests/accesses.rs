@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
-use uzswap_policy::costs::for_pages;
+use uzswap_engine::testing::TestBacking;
+use uzswap_policy::pager_memory::PagerMemory;
 use uzswap_policy::replay::{Policy, simulate};
-use uzswap_region::{Advice, Mode, Pager, PagerPolicy, RegionVec, Stats};
+use uzswap_region::{Advice, Mode, OnFork, Pager, PagerPolicy, RegionVec, Stats};
 use uzswap_trace::{Header, Log, Steps, Trace, What};
 
 const MIB: usize = 1 << 20;
@@ -148,7 +149,9 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
         });
         runs.sort_unstable();
         let real = runs[1];
-        let simulated = simulate(Policy::ORDER, &steps.all, None, for_pages(memory), 0).faults();
+        let simulated =
+            simulate(Policy::ORDER, &steps.all, None, PagerMemory::of_pager(memory, None), 0)
+                .faults();
         println!("{memory} bytes: {real} faults, {simulated} simulated");
         // A trace lacks touches of pages that were present during the recording. Some of these
         // touches keep a staged page from leaving. Their number grows with the pager's memory.
@@ -157,4 +160,51 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
     }
     let [real, simulated] = sums;
     assert!(simulated.abs_diff(real) * 6 <= real, "{real} faults together, {simulated} simulated");
+}
+
+/// Pages that are written once, and pages that the program then goes round.
+const OLD: usize = 10_000;
+const ROUND: usize = 3_500;
+const ROUNDS: usize = 30;
+
+/// A program that goes round in a part of its pages, in an order in which no fault continues
+/// another one.
+fn rounds(pager: &Pager) -> Stats {
+    let mut values: RegionVec<u64> = pager.vec_zeroed((OLD + ROUND) * EACH).unwrap();
+    let mut noise = 1u64;
+    for page in 0..OLD + ROUND {
+        for value in &mut values[page * EACH..][..220] {
+            noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            *value = noise ^ noise >> 32;
+        }
+    }
+    for step in 0..ROUNDS * ROUND {
+        values[(OLD + step * 1003 % ROUND) * EACH] += 1;
+    }
+    pager.stats()
+}
+
+#[test]
+fn the_simulator_gives_idle_pages_to_the_backing_as_the_pager_does() {
+    if Mode::InThread.check().is_err() {
+        return uzswap_engine::testing::skip("userfaultfd is denied");
+    }
+    let trace = trace_of(|pager| _ = rounds(pager));
+    assert_eq!(trace.header.lost(), 0);
+    let steps = Steps::of(&trace);
+    let memory = 28 * MIB as u64;
+    let (backing, _) = TestBacking::new(64 * MIB, 512);
+    let pager = Pager::builder().memory(memory).mode(Mode::InThread);
+    let pager = pager.on_fork(OnFork::PrivateCopy).build_on(Box::new(backing)).unwrap();
+    let stats = rounds(&pager);
+    let of = |name| stats.get(name).unwrap();
+    let real = of("faults") - of("faults_staged") - of("faults_untouched");
+    // The pager takes a read of a backing that it does not measure for one of 100 µs.
+    let [with, without] = [Some(100_000), None].map(|read_nanos| {
+        let room = PagerMemory::of_pager(memory, read_nanos);
+        simulate(Policy::ORDER, &steps.all, Some(&steps.places), room, 0).faults()
+    });
+    println!("{real} faults, {with} simulated, {without} if the pool keeps idle pages");
+    assert!(with.abs_diff(real) * 3 <= real, "{real} faults, {with} simulated");
+    assert!(without > 2 * real, "{real} faults, {without} if the pool keeps idle pages");
 }

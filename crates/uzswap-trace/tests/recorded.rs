@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::PathBuf;
+use uzswap_policy::pager_memory::PagerMemory;
 use uzswap_policy::replay::{Policy, Step, replay, simulate};
 use uzswap_trace::{Steps, Summary, Trace};
 
@@ -94,7 +95,8 @@ fn ours_faults_about_as_often_as_the_order_of_coming_on_short_programs() {
         for memory in memories {
             let faults = Policy::ALL.map(|policy| {
                 let places = Some(&*steps.places);
-                let counts = simulate(policy, &steps.all, places, memory * MIB, 0);
+                let counts =
+                    simulate(policy, &steps.all, places, PagerMemory::of_bytes(memory * MIB), 0);
                 assert_eq!(counts.touches, steps.touches(), "{name}, {policy}");
                 assert!(counts.pool_max < memory * MIB * 7 / 8 + 4096, "{name}: {counts:?}");
                 counts.faults()

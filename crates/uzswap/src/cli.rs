@@ -2,7 +2,7 @@
 
 mod traces;
 
-pub use traces::{RecordArguments, SimulateArguments, TraceArguments};
+pub use traces::{ReadTime, RecordArguments, SimulateArguments, TraceArguments};
 
 use crate::address::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};

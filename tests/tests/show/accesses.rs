@@ -103,6 +103,9 @@ fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
     assert!(plot.contains("─ order") && plot.contains("• lru") && plot.contains("⠉"), "{plot}");
     assert!(plot.lines().last().unwrap().starts_with("16.0 MiB"), "{plot}");
     assert!(shown(folder, &["simulate", "heap.trace", "--fit"]).contains("order: "));
+    let words = ["simulate", "heap.trace", "--memory", "20M", "--policy", "order", "--backing"];
+    let [none, slow] = ["none", "8ms"].map(|time| shown(folder, &[&words[..], &[time]].concat()));
+    assert!(none.contains(" order ") && !slow.contains("without a backing"), "{none} {slow}");
 }
 
 #[test]
@@ -132,6 +135,10 @@ fn bad_input_is_named_in_one_line_and_nothing_is_made() {
         (
             &["simulate", "foreign", "--memory", "64M", "--policy", "lfu"],
             "one of order, clock, fifo",
+        ),
+        (
+            &["simulate", "foreign", "--memory", "64M", "--backing", "fast"],
+            "'fast' is no time of a read",
         ),
         (&["trace", "foreign", "--cut", "9..3", "--out", "out"], "'9..3' is not a range of events"),
         (&["record", "--accesses", "foreign", "--", "true"], "foreign: the file exists"),

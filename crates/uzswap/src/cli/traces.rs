@@ -77,6 +77,30 @@ fn range(text: &str) -> Result<Range<usize>, String> {
     }
 }
 
+/// The time of a read of the backing, ns; `None` without a backing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadTime(pub Option<u64>);
+
+/// `none`, or a number with `ns`, `us`, `ms` or `s`.
+fn read_time(text: &str) -> Result<ReadTime, String> {
+    if text == "none" {
+        return Ok(ReadTime(None));
+    }
+    let unit_at = text.find(|one: char| one.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let nanos = match unit {
+        "ns" => Some(1.0),
+        "us" => Some(1e3),
+        "ms" => Some(1e6),
+        "s" => Some(1e9),
+        _ => None,
+    };
+    let number = number.parse::<f64>().ok().filter(|number| *number >= 0.0);
+    let time = number.zip(nanos).map(|(number, nanos)| (number * nanos) as u64);
+    let wrong = || format!("'{text}' is no time of a read; write for example 100us, 8ms or none");
+    time.map(|time| ReadTime(Some(time))).ok_or_else(wrong)
+}
+
 /// `uzswap simulate`.
 #[derive(Debug, Args)]
 pub struct SimulateArguments {
@@ -93,6 +117,12 @@ pub struct SimulateArguments {
     /// no policy has fewer such faults.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub policy: Vec<Policy>,
+    /// The time that a read of the backing takes, with its unit; or none.
+    ///
+    /// With a backing the pool gives up pages that the program does not touch, the more, the faster
+    /// the backing is read. With `none` the pool keeps them, and a run ends where it has no room.
+    #[arg(long, value_name = "TIME|none", default_value = "100us", value_parser = read_time)]
+    pub backing: ReadTime,
     /// Print the least memory with which faults take less than a tenth of the program's time.
     #[arg(long, conflicts_with = "memory")]
     pub fit: bool,
@@ -104,4 +134,19 @@ pub struct SimulateArguments {
     /// these traces. Prints its assumptions.
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["fit", "plot", "memory"])]
     pub fleet: Vec<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_of_a_read_has_a_unit() {
+        let times = ["none", "100us", "8ms", "1.5us", "0ns"].map(read_time);
+        let expected = [None, Some(100_000), Some(8_000_000), Some(1500), Some(0)];
+        assert_eq!(times, expected.map(|time| Ok(ReadTime(time))));
+        for text in ["", "100", "us", "-1us", "1 hour", "nanus"] {
+            assert!(read_time(text).is_err_and(|error| error.contains("is no time")), "{text}");
+        }
+    }
 }

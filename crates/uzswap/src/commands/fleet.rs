@@ -3,7 +3,7 @@
 //! Nobody has published recordings of a fleet. So each machine here runs some of the given
 //! programs. The result stands beside the figures that others have published of their fleets.
 
-use crate::cli::SimulateArguments;
+use crate::cli::{ReadTime, SimulateArguments};
 use crate::commands::simulate::{PART, least, read, replay, short};
 use crate::error::Failure;
 use crate::stdio::show;
@@ -28,7 +28,9 @@ struct Simulated {
 pub fn fleet(arguments: &SimulateArguments) -> Result<(), Failure> {
     let policy = arguments.policy.first().copied().unwrap_or(Policy::ORDER);
     let files = [&arguments.file].into_iter().chain(&arguments.fleet);
-    let all = files.map(|file| program(file, policy)).collect::<Result<Vec<_>, _>>()?;
+    let all = files
+        .map(|file| program(file, policy, arguments.backing))
+        .collect::<Result<Vec<_>, _>>()?;
     show!("{:16} {:>9} {:>9} {:>6} {:>14}", "program", "alone", "least", "saved", "back a minute");
     for one in &all {
         let Simulated { name, alone, least, .. } = one;
@@ -42,12 +44,12 @@ pub fn fleet(arguments: &SimulateArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn program(file: &Path, policy: Policy) -> Result<Simulated, Failure> {
+fn program(file: &Path, policy: Policy, backing: ReadTime) -> Result<Simulated, Failure> {
     let (trace, steps) = read(file)?;
     let alone = most_pages(&steps) * PAGE_BYTES;
-    let least = least(&trace, &steps, policy).min(alone);
+    let least = least(&trace, &steps, policy, backing).min(alone);
     // With memory for all pages, none leaves.
-    let faults = if least < alone { replay(policy, &steps, least).faults() } else { 0 };
+    let faults = if least < alone { replay(policy, &steps, (least, backing)).faults() } else { 0 };
     let back = faults as f64 / (steps.micros.max(1) as f64 / 1e6);
     Ok(Simulated { name: trace.header.program, alone, least, back })
 }

@@ -1,6 +1,6 @@
 //! `uzswap simulate`: replays a trace of accesses with other memory and other policies.
 
-use crate::cli::SimulateArguments;
+use crate::cli::{ReadTime, SimulateArguments};
 use crate::error::Failure;
 use crate::size;
 use crate::stdio::show;
@@ -9,7 +9,7 @@ use ratatui::layout::{Constraint, Rect};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Chart, Dataset, GraphType, Widget};
 use std::path::Path;
-use uzswap_policy::costs::{for_pages, lost_micros};
+use uzswap_policy::pager_memory::PagerMemory;
 use uzswap_policy::replay::{self, PAGE_BYTES, Policy, ReplayCounts};
 use uzswap_trace::{Steps, Trace};
 
@@ -47,12 +47,12 @@ pub fn simulate(arguments: &SimulateArguments) -> Result<(), Failure> {
     let policies: &[Policy] =
         if arguments.policy.is_empty() { &Policy::ALL } else { &arguments.policy };
     if arguments.fit {
-        fit(&trace, &steps, policies);
+        fit(&trace, &steps, policies, arguments.backing);
         return Ok(());
     }
     let lines = match arguments.plot {
-        true => plot(&trace, &steps, &arguments.memory, policies)?,
-        false => table(&trace, &steps, &arguments.memory, policies),
+        true => plot(&trace, &steps, arguments, policies)?,
+        false => table(&trace, &steps, arguments, policies),
     };
     lines.iter().for_each(|line| show!("{line}"));
     Ok(())
@@ -68,19 +68,21 @@ const PLOT_SIZE: (u16, u16) = (100, 24);
 fn plot(
     trace: &Trace,
     steps: &Steps,
-    memories: &[u64],
+    arguments: &SimulateArguments,
     policies: &[Policy],
 ) -> Result<Vec<String>, Failure> {
     let least = trace.header.memory;
     let whole = (steps.pages as u64 * PAGE_BYTES + least / 2).max(least + PLOTTED);
     let between = |at| least + (whole - least) * at / (PLOTTED - 1);
-    let memories = match memories {
+    let memories = match &*arguments.memory {
         [] => (0..PLOTTED).map(between).collect(),
         given => given.to_vec(),
     };
     let curve = |policy: &Policy| {
-        let point =
-            |memory: &u64| (*memory as f64, replay(*policy, steps, *memory).faults() as f64);
+        let point = |memory: &u64| {
+            let counts = replay(*policy, steps, (*memory, arguments.backing));
+            (*memory as f64, counts.faults() as f64)
+        };
         memories.iter().map(point).collect::<Vec<_>>()
     };
     let curves: Vec<_> = policies.iter().map(curve).collect();
@@ -116,9 +118,10 @@ fn plot(
     Ok([about(trace, steps)].into_iter().chain(rows).collect())
 }
 
-/// Replays the steps in this memory, less the pager's part.
-pub fn replay(policy: Policy, steps: &Steps, memory: u64) -> ReplayCounts {
-    replay::simulate(policy, &steps.all, Some(&steps.places), for_pages(memory), 0)
+/// Replays the steps in this memory, less the pager's part, with or without a backing.
+pub fn replay(policy: Policy, steps: &Steps, (memory, backing): (u64, ReadTime)) -> ReplayCounts {
+    let room = PagerMemory::of_pager(memory, backing.0);
+    replay::simulate(policy, &steps.all, Some(&steps.places), room, 0)
 }
 
 /// How a policy is drawn, with a sign for it, so that the plot can be read without colours.
@@ -140,16 +143,23 @@ fn heading() -> String {
     )
 }
 
-fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) -> Vec<String> {
+fn table(
+    trace: &Trace,
+    steps: &Steps,
+    SimulateArguments { memory: memories, backing, .. }: &SimulateArguments,
+    policies: &[Policy],
+) -> Vec<String> {
     let mut lines = vec![about(trace, steps), heading()];
-    let mut has_marks = false;
+    let (mut has_marks, mut lacks_room) = (false, false);
     for memory in memories {
-        let best = replay(Policy::Belady, steps, *memory).faults();
+        let best = replay(Policy::Belady, steps, (*memory, *backing)).faults();
         for policy in policies {
-            let counts = replay(*policy, steps, *memory);
+            let counts = replay(*policy, steps, (*memory, *backing));
             let resident = counts.there_mean() * PAGE_BYTES;
-            let is_below = for_pages(*memory) < trace.header.memory + counts.pool_max;
+            let for_pages = PagerMemory::of_pager(*memory, backing.0).bytes();
+            let is_below = for_pages < trace.header.memory + counts.pool_max;
             has_marks |= is_below;
+            lacks_room |= !has_room(&counts, *backing);
             lines.push(format!(
                 "{:>9} {:8} {:>10} {:>5.1} % {:>9} {:>9} {:>9} {:>6.1} % {:>8}{}",
                 short(*memory),
@@ -172,7 +182,19 @@ fn table(trace: &Trace, steps: &Steps, memories: &[u64], policies: &[Policy]) ->
                 .to_owned(),
         );
     }
+    if lacks_room {
+        lines.push(
+            "without a backing a run has no room for the bytes in the column 'written', and ends \
+             there"
+                .to_owned(),
+        );
+    }
     lines
+}
+
+/// True if a run has room for all pages: memory, or a backing.
+fn has_room(counts: &ReplayCounts, backing: ReadTime) -> bool {
+    backing.0.is_some() || counts.written == 0
 }
 
 fn about(trace: &Trace, steps: &Steps) -> String {
@@ -207,12 +229,16 @@ fn distance(faults: u64, best: u64) -> String {
 
 /// The time of faults, as a part of the program's own time.
 fn lost(counts: &ReplayCounts, steps: &Steps) -> f64 {
-    lost_micros(counts) / steps.micros.max(1) as f64
+    counts.lost_micros() / steps.micros.max(1) as f64
 }
 
-/// The least memory with which faults take less than [`PART`] of a program's time.
-pub fn least(trace: &Trace, steps: &Steps, policy: Policy) -> u64 {
-    let fits = |memory: u64| lost(&replay(policy, steps, memory), steps) < PART;
+/// The least memory in which all pages have room and faults take less than [`PART`] of a program's
+/// time.
+pub fn least(trace: &Trace, steps: &Steps, policy: Policy, backing: ReadTime) -> u64 {
+    let fits = |memory: u64| {
+        let counts = replay(policy, steps, (memory, backing));
+        has_room(&counts, backing) && lost(&counts, steps) < PART
+    };
     // Enough memory for all pages together.
     let whole = 2 * (steps.pages as u64 * PAGE_BYTES + trace.header.memory);
     let least = trace.header.memory;
@@ -227,18 +253,23 @@ pub fn least(trace: &Trace, steps: &Steps, policy: Policy) -> u64 {
     large.div_ceil(STEP) * STEP
 }
 
-/// Prints the least memory of each policy.
-fn fit(trace: &Trace, steps: &Steps, policies: &[Policy]) {
+/// Prints the least memory of each policy, and the least without a backing if that is more.
+fn fit(trace: &Trace, steps: &Steps, policies: &[Policy], backing: ReadTime) {
     show!("{}", about(trace, steps));
     for policy in policies {
-        let memory = least(trace, steps, *policy);
-        let counts = replay(*policy, steps, memory);
+        let memory = least(trace, steps, *policy, backing);
+        let alone = least(trace, steps, *policy, ReadTime(None));
+        let counts = replay(*policy, steps, (memory, backing));
         let is_least = match memory <= trace.header.memory.next_multiple_of(STEP) {
             true => " or less (the trace was recorded with this memory)",
             false => "",
         };
+        let without = match alone > memory {
+            true => format!(" ({} without a backing)", size::show(alone)),
+            false => String::new(),
+        };
         show!(
-            "{policy}: {}{is_least}; {} faults take {:.1} % of its time",
+            "{policy}: {}{is_least}{without}; {} faults take {:.1} % of its time",
             size::show(memory),
             counts.faults(),
             lost(&counts, steps) * 100.0
