@@ -8,7 +8,7 @@ use crate::pins::{moves_nothing_by_error, refuse};
 use crate::{
     AGENT, Agent, advice, descriptors, devices, execute, layout, limits, masks, processes,
 };
-use crate::{inside, name, tree};
+use crate::{called_name, inside, tree};
 use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits, written};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
@@ -94,14 +94,14 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// Refuses a call, which the report will name.
-fn refused(call: &mut Call, error: i32) -> Outcome {
+pub fn refused(call: &mut Call, error: i32) -> Outcome {
     let _inside = inside();
     let reason = match call.number as c_long {
         libc::SYS_io_uring_setup => left::IO_URING,
-        _ => left::LOCK_ALL,
+        _ => left::LOCK,
     };
     if let Some(tree) = tree() {
-        tree.refuse(&[name().as_bytes(), b": ", reason.as_bytes()]);
+        tree.refuse(&[called_name().as_bytes(), b": ", reason.as_bytes()]);
     }
     refuse(call, error)
 }

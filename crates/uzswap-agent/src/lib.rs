@@ -355,13 +355,15 @@ fn leave_alone(reason: &str) {
 
 /// The program's name, or the name by which it was called if it cannot read `/proc`.
 fn name() -> String {
-    let called = || {
-        let first = std::env::args_os().next().unwrap_or_default();
-        let name = Path::new(&first).file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    };
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_else(|_| called());
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_else(|_| called_name());
     name.trim_end().to_owned()
+}
+
+/// The name by which the program was called. Needs no descriptor.
+fn called_name() -> String {
+    let first = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&first).file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
 }
 
 /// Prints a line of up to six parts. Allocates nothing.

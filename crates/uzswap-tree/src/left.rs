@@ -4,8 +4,8 @@ use crate::Tree;
 
 /// For `io_uring_setup`.
 pub const IO_URING: &str = "io_uring is refused, since the kernel would use memory that is out";
-/// For `mlockall`.
-pub const LOCK_ALL: &str = "mlockall is refused, since all of its memory would have to stay";
+/// For `mlockall`, and for `mlock` of much memory.
+pub const LOCK: &str = "mlock of much memory is refused, since that memory would have to stay";
 
 impl Tree {
     /// Counts this program as left alone, and keeps the reason: the joined parts of a text, cut to

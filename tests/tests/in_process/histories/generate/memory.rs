@@ -145,7 +145,10 @@ impl Maker {
 
     pub(super) fn lock(&mut self, _: Place, depth: usize) {
         let (range, which) = (self.range(), self.pick(&["lock", "unlock"]));
-        self.line(depth, &format!("{which} {range}"));
+        // Much is refused in little memory.
+        if self.pages.iter().all(|pages| *pages < 512) {
+            self.line(depth, &format!("{which} {range}"));
+        }
     }
 
     pub(super) fn seal(&mut self, _: Place, depth: usize) {
