@@ -4,18 +4,16 @@
 //! `stacks`.
 
 use crate::buffers::{pinned, touched};
-use crate::pins::{moves_nothing_by_error, refuse};
+use crate::pins::{moves_nothing_by_error, refuse, refuse_visibly};
 use crate::{
     AGENT, Agent, advice, descriptors, devices, execute, layout, limits, masks, processes,
 };
-use crate::{called_name, inside, tree};
 use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits, written};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
 use uzswap_calls::{Call, Frame, Outcome};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
-use uzswap_tree::left;
 
 /// True if the agent looks at a call even in a program that is left alone. Our handlers stay there,
 /// and a replaced instruction raises SIGILL, which no thread may block. A thread without a signal
@@ -88,22 +86,9 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
         Treatment::Left | Treatment::Absent => Outcome::Bare,
         Treatment::Pinned(buffers) => pinned(agent, call, buffers),
         Treatment::Touched(arguments) => touched(agent, call, arguments),
-        Treatment::Refused(error) => refused(call, error),
+        Treatment::Refused(error) => refuse_visibly(call, error),
         Treatment::Own(_) => own(agent, call),
     }
-}
-
-/// Refuses a call, which the report will name.
-pub fn refused(call: &mut Call, error: i32) -> Outcome {
-    let _inside = inside();
-    let reason = match call.number as c_long {
-        libc::SYS_io_uring_setup => left::IO_URING,
-        _ => left::LOCK,
-    };
-    if let Some(tree) = tree() {
-        tree.refuse(&[called_name().as_bytes(), b": ", reason.as_bytes()]);
-    }
-    refuse(call, error)
 }
 
 /// A call that the C library makes for our code, whose own calls are not replaced. Such a call

@@ -4,7 +4,7 @@
 //! a handler of the program's could wait for the thread that it interrupted.
 
 use crate::pins::{self, Pins};
-use crate::{Agent, calls, inside, stage};
+use crate::{Agent, inside, stage};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -425,7 +425,7 @@ pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let _layout = lock();
     if range.len() as u64 > agent.pager.memory() / 8 && agent.pager.has_adopted(range.clone()) {
-        return calls::refused(call, libc::ENOMEM);
+        return pins::refuse_visibly(call, libc::ENOMEM);
     }
     agent.pager.release(range);
     make(call);

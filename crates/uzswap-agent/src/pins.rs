@@ -1,9 +1,10 @@
 //! Reads, writes and pins the program's memory for a call.
 
-use crate::{Agent, stage, thread};
+use crate::{Agent, called_name, inside, stage, thread, tree};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
+use uzswap_tree::left;
 
 /// The most bytes that are pinned for one call, because pinned memory takes from the budget, and
 /// the kernel may refuse a length. `read` and `write` continue with the rest; other calls may end
@@ -25,6 +26,19 @@ const PAUSE: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 pub fn refuse(call: &mut Call, error: i32) -> Outcome {
     call.result = -i64::from(error);
     Outcome::Done
+}
+
+/// Refuses a call, which the report will name.
+pub fn refuse_visibly(call: &mut Call, error: i32) -> Outcome {
+    let _inside = inside();
+    let reason = match call.number as libc::c_long {
+        libc::SYS_io_uring_setup => left::IO_URING,
+        _ => left::LOCK,
+    };
+    if let Some(tree) = tree() {
+        tree.refuse(&[called_name().as_bytes(), b": ", reason.as_bytes()]);
+    }
+    refuse(call, error)
 }
 
 /// Ranges of memory that are pinned.
