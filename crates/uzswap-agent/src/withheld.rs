@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(ranges(&all), [10..40, 50..60]);
         assert_eq!(all.forget(&(35..55)), [50..55, 35..40]);
         assert_eq!(ranges(&all), [10..35, 55..60]);
-        assert_eq!(all.forget(&(15..20)), [15..20]);
+        assert_eq!(all.forget(&(15..20)).first(), Some(&(15..20)));
         assert_eq!(ranges(&all), [10..15, 20..35, 55..60]);
         assert_eq!((all.at(14), all.at(15), all.at(20)), (Some(10..15), None, Some(20..35)));
         assert_eq!(all.forget(&(0..usize::MAX)).len(), 3);
