@@ -47,7 +47,7 @@ pub const FAVOUR: u64 = 64;
 pub struct Allowance {
     /// Bytes.
     pub bytes: u64,
-    /// The part of these bytes that it may have until its next report: see [`soon`].
+    /// The part of these bytes that it may have until its next report.
     pub soon: u64,
     /// True if another process may still give memory back.
     pub may_hope: bool,
