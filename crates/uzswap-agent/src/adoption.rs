@@ -5,7 +5,7 @@
 //! kind is left alone, and counted by the reason. The kernel merges neighbours into one mapping,
 //! from which we cut the parts that must stay.
 
-use crate::{AGENT, allocator, devices, layout, looker, stacks, withheld};
+use crate::{AGENT, allocator, devices, layout, looker, stacks};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
@@ -195,13 +195,8 @@ fn stays(one: &Described<'_>) -> Option<Stays> {
     by_flag
         .or(is_absent.then_some(Stays::NotInherited))
         .or((one.key != 0).then_some(Stays::Key))
-        .or(is_code(one).then_some(Stays::Code))
+        .or((one.mapped.access[2] == b'x').then_some(Stays::Code))
         .or(is_dropped.then_some(Stays::Droppable))
-}
-
-/// True for code, and for memory that becomes executable when it is first executed.
-fn is_code(one: &Described<'_>) -> bool {
-    one.mapped.access[2] == b'x' || !withheld::parts(&one.mapped.range).is_empty()
 }
 
 /// The bytes of a mapping that must stay, whatever is around it, and the reason.
@@ -214,13 +209,8 @@ fn staying(one: &Described<'_>) -> Option<(Stays, u64)> {
     }
 }
 
-/// Adopts all mappings that may be adopted. Withholds the execution of unwritten memory, except
-/// that of the stubs of replaced calls.
-pub fn adopt_all(
-    modules: &[sites::Module],
-    stopped: &[Staying],
-    stubs: &[Range<usize>],
-) -> layout::Layout {
+/// Adopts all mappings that may be adopted.
+pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
     let mut layout = layout::Layout::new(current_heap_end());
     // Without the list no memory is adopted; `take_over` has checked that the list can be read.
     let text = looker::apart(|| smaps::read().unwrap_or_default());
@@ -230,13 +220,7 @@ pub fn adopt_all(
         let range = &one.mapped.range;
         let is_free = || kept.iter().all(|kept| !map::overlap(kept, range));
         match (staying(one), &one.mapped.access) {
-            (Some((why, bytes)), access) => {
-                note_left(why, bytes);
-                if why == Stays::Code && access == b"rwxp" {
-                    let kept: Vec<_> = kept.iter().chain(stubs).cloned().collect();
-                    withheld::withhold_unwritten(range, &kept);
-                }
-            }
+            (Some((why, bytes)), _) => note_left(why, bytes),
             _ if !is_plain(one) => {}
             (None, b"---p") if is_free() => layout.reserve(range.clone()),
             (None, b"rw-p" | b"r--p") => {

@@ -65,7 +65,6 @@ mod transfer;
 mod visits;
 mod watcher;
 mod whole;
-mod withheld;
 mod written;
 
 use decide::{Action, decide};

@@ -117,7 +117,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
         std::mem::forget(agent);
         return Err("it has taken descriptors of ours for files of its own".into());
     };
-    *layout = Some(adoption::adopt_all(&code.modules, &stopped, patcher.stubs()));
+    *layout = Some(adoption::adopt_all(&code.modules, &stopped));
     if let Some(layout) = &mut *layout {
         layout.patch_with(patcher);
     }
@@ -217,9 +217,6 @@ fn take_signals() -> io::Result<()> {
     fault_signals::on_sent(stay);
     fault_signals::deliver_by(handlers::deliver_from);
     fault_signals::before_default(seen::complete);
-    // Where faults of pages raise SIGSEGV, the pager has its function.
-    fault_signals::on_segv(|_| false)?;
-    fault_signals::on_fetch(written::on_fetch);
     fault_signals::on_illegal(Patcher::resume_at)
 }
 
@@ -335,7 +332,7 @@ fn is_reached(thread: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    blocked.is_some_and(|mask| mask & signals::OURS == 0)
+    blocked.is_some_and(|mask| mask & signals::ours() == 0)
 }
 
 /// Another library that manages this program's memory or signals.

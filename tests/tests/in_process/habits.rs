@@ -55,7 +55,8 @@ fn compare_with(program: &str, habits: &[&str], before: &str) {
         let with = run(folder.path(), &format!("{before} {RUN} ./program {habit}"));
         assert_eq!(said(&with), said(&alone), "{habit}");
         let told = String::from_utf8_lossy(&with.stderr).into_owned();
-        let has_room = ["locked", "stopped"].contains(habit);
+        // The last one holds the dynamic linker's lock, for which the take-over may wait too long.
+        let has_room = ["locked", "stopped", "meanwhile"].contains(habit);
         assert!(has_room || !told.contains("memory of 0 processes"), "{habit}: {told}");
     }
 }
