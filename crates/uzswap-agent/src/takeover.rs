@@ -141,34 +141,31 @@ fn stop_and_replace(
     for _ in 0..TRIES {
         handlers::begin_on_stack(libc::SIGBUS, false);
         let all = || looker::apart(stop::threads);
-        let attempt = |stopped: &[stop::Staying]| {
-            sharer = sharing::find(&ours);
-            if sharer.is_some() {
-                return None;
-            }
-            if let Err(reason) = renew(&mut code, patcher) {
-                return Some(Err(reason));
-            }
-            let taken = agent.take_if(|agent| has_descriptors(&agent.pager, own_files));
-            let Some(agent) = taken else { return Some(Ok(None)) };
-            begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
-            // SAFETY: all other threads stand still, but for ours, which make no calls that
-            // `on_call` would do anything about.
-            unsafe { code.replace() };
-            // A stopped thread has no lock of our allocator's.
-            Some(Ok(Some(stopped.to_vec())))
-        };
         // The handler of the stop uses thread variables, so two threads that share one set must not
         // both run it. A beginning thread has no set of its own yet, and is checked again.
-        let shared = sharing::find_thread(&ours);
-        let stopped = match shared {
-            None => stop::others(libc::SIGBUS, &ours, all, waited_call, attempt).flatten(),
-            Some(_) => None,
-        };
-        if let Some(stopped) = stopped {
-            return Ok((code, stopped?));
+        sharer = sharing::find_thread(&ours);
+        if sharer.is_none() {
+            let stopped = stop::others(libc::SIGBUS, &ours, all, waited_call, |stopped| {
+                sharer = sharing::find(&ours);
+                if sharer.is_some() {
+                    return None;
+                }
+                if let Err(reason) = renew(&mut code, patcher) {
+                    return Some(Err(reason));
+                }
+                let taken = agent.take_if(|agent| has_descriptors(&agent.pager, own_files));
+                let Some(agent) = taken else { return Some(Ok(None)) };
+                begin(agent, stopped.iter().map(|one| one.thread).chain(me).collect());
+                // SAFETY: all other threads stand still, but for ours, which make no calls that
+                // `on_call` would do anything about.
+                unsafe { code.replace() };
+                // A stopped thread has no lock of our allocator's.
+                Some(Ok(Some(stopped.to_vec())))
+            });
+            if let Some(stopped) = stopped.flatten() {
+                return Ok((code, stopped?));
+            }
         }
-        sharer = shared.or(sharer);
         std::thread::sleep(Duration::from_millis(20));
     }
     Err(why_not_stopped(sharer))
