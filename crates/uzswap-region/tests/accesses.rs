@@ -129,6 +129,12 @@ fn the_policy_is_the_one_that_was_given() {
     assert!(order * 10 < clock * 9, "{order} faults by levels, {clock} in the order of coming");
 }
 
+/// The faults on pages that had left.
+fn loaded(stats: &Stats) -> u64 {
+    let of = |name| stats.get(name).unwrap();
+    of("faults") - of("faults_staged") - of("faults_untouched")
+}
+
 #[test]
 fn the_simulator_tells_the_faults_that_the_pager_has() {
     if Mode::InThread.check().is_err() {
@@ -143,9 +149,7 @@ fn the_simulator_tells_the_faults_that_the_pager_has() {
         // machine and a busy one.
         let mut runs = [(); 3].map(|()| {
             let pager = Pager::builder().memory(memory).mode(Mode::InThread).build().unwrap();
-            let stats = program(&pager);
-            let of = |name| stats.get(name).unwrap();
-            of("faults") - of("faults_staged") - of("faults_untouched")
+            loaded(&program(&pager))
         });
         runs.sort_unstable();
         let real = runs[1];
@@ -196,9 +200,7 @@ fn the_simulator_gives_idle_pages_to_the_backing_as_the_pager_does() {
     let (backing, _) = TestBacking::new(64 * MIB, 512);
     let pager = Pager::builder().memory(memory).mode(Mode::InThread);
     let pager = pager.on_fork(OnFork::PrivateCopy).build_on(Box::new(backing)).unwrap();
-    let stats = rounds(&pager);
-    let of = |name| stats.get(name).unwrap();
-    let real = of("faults") - of("faults_staged") - of("faults_untouched");
+    let real = loaded(&rounds(&pager));
     // The pager takes a read of a backing that it does not measure for one of 100 µs.
     let [with, without] = [Some(100_000), None].map(|read_nanos| {
         let room = PagerMemory::of_pager(memory, read_nanos);
