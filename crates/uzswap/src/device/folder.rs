@@ -64,6 +64,22 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)
 }
 
+/// Removes a folder. Its lock goes last: the next holder may make the file anew and use the folder,
+/// which then stays.
+pub fn remove(folder: &Path) -> io::Result<()> {
+    let lock = folder.join(LOCK);
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.path() {
+            path if path == lock => {}
+            path if entry.file_type()?.is_dir() => fs::remove_dir_all(path)?,
+            path => fs::remove_file(path)?,
+        }
+    }
+    let _ = fs::remove_file(lock);
+    fs::remove_dir(folder)
+}
+
 /// Opens a file for writing that only its owner may open, whatever the umask. An existing file gets
 /// that mode. Fails if the file is another user's.
 fn own_file(path: &Path) -> io::Result<File> {
@@ -94,7 +110,11 @@ impl Lock {
             make_folder(Path::new(FOLDER))?;
             let path = Path::new(FOLDER).join(LOCK);
             // A user who could open the file could lock it, and prevent all cleaning up.
-            let file = own_file(&path)?;
+            let file = match own_file(&path) {
+                // The last holder has just removed the folder.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other?,
+            };
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other?,
@@ -117,6 +137,17 @@ impl Lock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_is_removed_with_all_its_files_and_its_lock() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("uzswap");
+        make_folder(&folder).unwrap();
+        make_folder(&folder.join(MOUNT)).unwrap();
+        [LOCK, DISK].iter().for_each(|name| write(&folder.join(name), b"text").unwrap());
+        remove(&folder).unwrap();
+        assert!(!folder.exists() && remove(&folder).is_err());
+    }
 
     /// A lock file that others may open can be locked by others.
     #[test]

@@ -221,7 +221,7 @@ impl LedgerState {
                 Undo::Remove => {
                     // An error means that the folder is not empty, or gone.
                     let _ = fs::remove_dir(mount());
-                    let _ = fs::remove_dir_all(FOLDER);
+                    let _ = folder::remove(Path::new(FOLDER));
                 }
             }
         }
