@@ -47,7 +47,8 @@ impl ServerConfig {
     /// Prepares the calling thread for serving.
     pub(crate) fn prepare_thread(&self) {
         if self.raise_priority {
-            // It fails in a container without CAP_SYS_NICE. The thread is slower under load then.
+            // The call fails in a container without CAP_SYS_NICE. The thread is then slower under
+            // load.
             let _ = process::raise_priority();
         }
         prepare_thread();

@@ -61,8 +61,8 @@ impl Maintainer {
         let thread = std::thread::Builder::new().name(name).stack_size(256 << 10);
         let thread = thread.spawn(move || {
             // When memory runs short, threads that store wait for this thread. They have priority
-            // over ordinary threads, so it needs priority too. It fails in a container without
-            // CAP_SYS_NICE, where no thread has priority.
+            // over ordinary threads, so this thread needs priority too. The call fails in a
+            // container without CAP_SYS_NICE, where no thread has priority.
             let _ = process::raise_priority();
             body(&cache, &stop);
         })?;
@@ -87,8 +87,8 @@ fn run(cache: &Cache, stop: &AtomicBool) {
     let (mut idle_at, mut memory_at) = (Duration::ZERO, Duration::ZERO);
     while !stop.load(Relaxed) {
         cache.wait_for_work(INTERVAL);
-        // It fails without memory for the reserve. Then stores write back or are rejected until the
-        // next try succeeds.
+        // The call fails without memory for the reserve. Then stores write back or are rejected
+        // until the next try succeeds.
         let _ = cache.maintain();
         let shrinks = cache.attribute("shrinker_enabled").is_some_and(|value| value == "Y");
         if shrinks && is_short_of_memory() {
@@ -97,7 +97,7 @@ fn run(cache: &Cache, stop: &AtomicBool) {
         let now = start.elapsed();
         if now - idle_at >= INTERVAL {
             // The CPUs that are online, in our cpuset and in our affinity. This source has them
-            // all, and in a container, without uevents, no source is faster. It fails without
+            // all, and in a container, without uevents, no source is faster. The call fails without
             // memory for a CPU's resources. The CPU then works without them until the next try.
             let _ = cache.follow_cpus(&CpuSet::of_caller());
             if now - memory_at >= MEMORY_INTERVAL {
@@ -114,7 +114,7 @@ fn run(cache: &Cache, stop: &AtomicBool) {
 fn follow_memory(cache: &Cache) {
     // After an error the limit is unchanged.
     let _ = cpu::memory_of_caller().map(|bytes| cache.follow_memory(bytes));
-    // It fails if a page is in use, or if there is no room. The next call tries again.
+    // The call fails if a page is in use, or if there is no room. The next call tries again.
     let _ = cache.follow_nodes();
 }
 

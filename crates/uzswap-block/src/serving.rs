@@ -40,7 +40,7 @@ pub fn start(
     }
 }
 
-/// Detaches the device of a process that no longer can. A device that is gone is no error.
+/// Detaches a device whose process is gone. A device that is gone is no error.
 pub fn detach(kind: TransportKind, device: &Path) -> io::Result<()> {
     match kind {
         TransportKind::Fuse => match loopdev::detach(device) {
@@ -61,9 +61,8 @@ pub fn is_ours(kind: TransportKind, device: &Path, folder: &Path) -> bool {
     }
 }
 
-/// Answers requests of devices whose process was killed with errors, while the kernel switches the
-/// devices off. `None` if the kernel answers by itself. Only ublk keeps requests, and their threads
-/// wait.
+/// Answers requests with errors while the kernel switches off the devices of a killed process.
+/// `None` if the kernel answers by itself. Only ublk keeps requests, and their threads wait.
 pub fn stand_in(
     kind: TransportKind,
     devices: &[PathBuf],

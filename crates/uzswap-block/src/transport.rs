@@ -1,4 +1,4 @@
-//! The ways in which the kernel's requests reach us, and our answers the kernel.
+//! The ways in which the kernel's requests reach us, and our answers reach the kernel.
 //!
 //! A transport makes block devices over parts of the disk, and has threads that serve them. One is
 //! for most kernels: a file on FUSE with loop devices over it. The other is for kernels with ublk.

@@ -359,7 +359,7 @@ fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENODEV)
 }
 
-/// Removes the device of a process that no longer can. A device that is gone is no error.
+/// Removes a device whose process is gone. A device that is gone is no error.
 pub(crate) fn detach(path: &Path) -> io::Result<()> {
     let id = ublk::id(path).ok_or(io::ErrorKind::InvalidInput)?;
     let mut control = Control::open()?;
@@ -415,8 +415,8 @@ impl Disk for Lost {
     }
 }
 
-/// Answers requests of devices whose server was killed with errors. The devices go when this value
-/// is dropped.
+/// Answers requests with errors, for devices whose server was killed. The devices go when this
+/// value is dropped.
 pub(crate) fn stand_in(paths: &[PathBuf]) -> io::Result<Devices> {
     let config = ServerConfig {
         threads: 1,

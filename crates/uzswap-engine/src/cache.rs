@@ -76,7 +76,7 @@ use writeback::Writeback;
 pub enum Store {
     /// The cache has the page.
     Stored,
-    /// The cache has neither the page nor an older copy: the caller must keep it elsewhere.
+    /// The cache has neither the page nor an older copy: the caller must keep the page elsewhere.
     Rejected(Reject),
 }
 
@@ -320,8 +320,9 @@ impl Cache {
         self.give(key, fetched, page)
     }
 
-    /// Gives a page back and then drops it. After an error it stays. The entry is locked until the
-    /// end, so that no thread can move, write back or replace the page between the two steps.
+    /// Gives a page back and then drops it. After an error the page stays. The entry is locked
+    /// until the end, so that no thread can move, write back or replace the page between the two
+    /// steps.
     pub fn load_exclusive(&self, key: SwapEntry, page: &mut Page) -> Result<Load, Error> {
         self.index.prefetch(key);
         let view = self.index.view();

@@ -15,7 +15,7 @@ pub use on::*;
 #[inline(always)]
 pub(crate) fn store() {}
 
-/// An atomic number each of whose stores is such a point.
+/// An atomic number. Each store to it is such a point.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(crate) struct DurableAtomic<A>(A);

@@ -86,7 +86,7 @@ impl Candidates {
         })
     }
 
-    /// Notes that `key` has a page of this hash; `instead` of another key, if given.
+    /// Notes that `key` has a page of this hash. If `instead` is given, `key` takes its place.
     pub(crate) fn insert(&self, hash: u64, key: SwapEntry, instead: Option<SwapEntry>) {
         let Some((bucket, tag)) = self.bucket(hash) else { return };
         let holds = |way: &usize, other: SwapEntry| {
@@ -95,7 +95,7 @@ impl Candidates {
         let way = (0..WAYS)
             .find(|way| holds(way, instead.unwrap_or(key)))
             .or_else(|| (0..WAYS).find(|way| bucket.tags[*way].load(Relaxed) == 0))
-            // Any way: the hash of a new page is random enough.
+            // Otherwise an arbitrary way, since the hash of a new page is random enough.
             .unwrap_or((hash >> 44) as usize % WAYS);
         // A reader may see one of these stores without the other. The reader then compares the
         // pages.

@@ -2,8 +2,9 @@
 //!
 //! All state per CPU in the engine uses this type, and is made and freed with the CPU
 //! (`cache::hotplug`). The CPU is a hint and excludes no other thread. A thread may migrate after
-//! it has read the CPU's number, and may run on a CPU that is not up yet. It therefore locks its
-//! slot, nearly always without waiting. On a CPU that is not up, it uses another CPU's slot.
+//! it has read the CPU's number, and may run on a CPU that is not up yet. Each thread therefore
+//! locks its slot, nearly always without waiting. On a CPU that is not up, it uses another CPU's
+//! slot.
 
 use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};

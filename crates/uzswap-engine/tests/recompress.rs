@@ -314,8 +314,8 @@ fn a_damaged_unit_is_an_error_and_never_other_bytes() {
 #[test]
 fn a_full_pool_is_recompressed_as_far_as_there_is_room() {
     const POOL: u64 = 1 << 20;
-    // Below the limit the objects of the first leave space for a unit's first pages, and those of
-    // the second do not.
+    // Below the limit, objects of the first compressor leave space for a unit's first pages.
+    // Objects of the second do not.
     for (compressor, leaves_room) in [("lz4", true), ("lz4:1", false)] {
         let setup = Setup { pages: 6000, pool_bytes: POOL, compressor, ..Setup::default() };
         let (cache, area, _) = setup.make();

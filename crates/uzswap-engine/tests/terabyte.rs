@@ -2,8 +2,8 @@
 //! same changes with 1 GiB, 64 GiB and 1 TiB of swapped pages. `UZSWAP_FULL=1` takes all pages (5
 //! GiB of memory). Otherwise the test takes a 64th, or the part that `UZSWAP_PART` names.
 //!
-//! A load is compared with a read of one random word of as much memory as the index has: the least
-//! that any index of this size waits for.
+//! A load is compared with a read of one random word, in memory of the index's size. No index of
+//! this size waits for less.
 //!
 //! Of 64 pages 62 are one word repeated, one is identical to others, and one is tiny. The backing
 //! is a sparse file. The cache is like a daemon's: its index is in memory that outlives the

@@ -29,8 +29,8 @@ fn version_page(key: u64, version: u64) -> Option<Page> {
     }
 }
 
-/// The versions of a key. A reader may see any from the one done when it began to the one begun
-/// when it ended.
+/// The versions of a key. A reader may see the version that was complete when its read began, the
+/// version that was begun when its read ended, or any between them.
 #[derive(Default)]
 struct Versions {
     begun: AtomicU64,

@@ -1,10 +1,10 @@
 //! Decides how many pages a fault brings in: one page, or many where a program reads its memory in
 //! order.
 //!
-//! For each processor, a pager remembers the next page of each recent stream: the page behind, or
-//! before, the last window. A fault at such a page makes the window four times as long, up to 64
-//! pages. Any other fault starts with a window of one page. Random access thus costs a look-up and
-//! two entries in a table.
+//! For each processor, a pager remembers the next page of each recent stream: the page behind the
+//! last window, or the page in front of it. A fault at such a page makes the stream's window four
+//! times as long, up to 64 pages. Any other fault starts with a window of one page. Random access
+//! thus costs a look-up and two entries in a table.
 
 /// The maximum number of pages that a fault brings in.
 pub const WINDOW_MAX: usize = 64;

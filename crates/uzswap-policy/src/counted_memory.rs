@@ -19,7 +19,8 @@ const CLASSES: usize = 4096 / CLASS_BYTES as usize + 1;
 /// Memory that a class takes besides its objects: half of four frames.
 const OPEN_BYTES: u64 = 8192;
 
-/// Bytes of a sealed record on the backing besides its object, which is padded to as many.
+/// Bytes of a sealed record on the backing besides its object, and the unit to which a record is
+/// padded.
 const RECORD_BYTES: u64 = 32;
 const RECORD_UNIT: u64 = 16;
 
@@ -336,7 +337,7 @@ mod tests {
         assert_eq!(written.collect::<Vec<_>>(), [0, 0, 3000], "7/8 of 16 384 are 14 336");
         assert_eq!([0, 1, 2].map(|page| memory.place(page)), [Was::Backing, Was::Pool, Was::Pool]);
         assert_eq!(memory.pool(), 8192 + 2 * 3036);
-        // A page that was loaded is spared once, and so is not the next one.
+        // A page that was loaded is spared once, so page 1 does not leave next.
         memory.come_beside_copy(1);
         memory.come(3);
         memory.leave(3, 3000);

@@ -21,7 +21,8 @@ pub const WHOLE: u64 = 64;
 const MANY: u64 = 10_000;
 const FEW: u64 = 2500;
 
-/// Parts by which it grows and falls at a count: it is whole after 0.8 seconds, and gone after 13.
+/// Parts by which the favour grows and falls at a count: it is whole after 0.8 seconds, and gone
+/// after 13.
 const GROWS: u64 = 16;
 const FALLS: u64 = 1;
 

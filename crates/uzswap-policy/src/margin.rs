@@ -6,9 +6,10 @@
 //! of the budget and of that memory below the limit. File pages that the kernel can drop do not
 //! count.
 //!
-//! Processes report their memory up to 100 ms late, so the run counts too little of one that grows.
-//! Far from the limit the least difference of three seconds counts, since growth ends by then. Near
-//! the limit each look counts, and the margin grows immediately. It falls slowly.
+//! Processes report their memory up to 100 ms late, so the run counts too little memory of a
+//! process that grows. Far from the limit, the run uses the least difference between the two counts
+//! in three seconds, since growth ends by then. Near the limit it uses each difference, and the
+//! margin grows immediately. The margin falls slowly.
 
 use std::time::Duration;
 
@@ -20,16 +21,16 @@ pub const EVERY_NEAR: Duration = Duration::from_millis(10);
 /// Looks of which the least difference counts.
 const LOOKS: usize = 32;
 
-/// Memory that is taken between two looks: a part of the limit, but so many bytes at least and at
-/// most.
+/// Memory that processes may take between two looks: the limit divided by this, within these bounds
+/// in bytes.
 const SPARE_PART: u64 = 32;
 const SPARE_MIN: u64 = 2 << 20;
 const SPARE_MAX: u64 = 64 << 20;
 
-/// The margin falls by such a part at a look.
+/// The margin falls by one part in this many at a look.
 const FALLS: u64 = 256;
 
-/// The budget never falls below such a part of the given one: other programs of the container must
+/// The budget never falls below the given one divided by this: other programs of the container must
 /// not take all of it.
 const PART_LEAST: u64 = 4;
 
@@ -98,7 +99,7 @@ impl Margin {
         (self.limit - self.margin.min(self.limit)).max(self.given / PART_LEAST)
     }
 
-    /// Bytes by which the budget was smaller than the given one, at most.
+    /// The most bytes by which the budget was below the given one.
     pub fn learnt(&self) -> u64 {
         self.given - self.least
     }

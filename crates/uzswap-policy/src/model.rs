@@ -110,7 +110,8 @@ impl<'a> PagerModel<'a> {
             at_place[place as usize] = all as u32;
             all += 1;
         }
-        // For pages to come, one lane has charged a window, and each lane half of its credit.
+        // Memory that the pager has charged for pages to come: a window of one lane, and half of
+        // each lane's credit.
         let window = window_max((room.bytes() / PAGE_BYTES) as usize, LANES) + LANES * 16;
         let charged = places.map_or(0, |_| window as u64 * PAGE_BYTES);
         Self {

@@ -29,7 +29,8 @@ const ROUNDS: u32 = 2;
 /// pages of all levels do.
 const STEP: f32 = 0.02;
 
-/// The least such difference, as a part of the mean rate, or of its distance to 1 if that is less.
+/// The least difference between these rates that changes a tenure, as a part of the mean rate, or
+/// of the mean's distance to 1 if that is less.
 const MARGIN: f32 = 0.3;
 
 /// Fewer remembered departures of a level say nothing about it.
@@ -42,7 +43,8 @@ const HORIZON: u64 = 8;
 pub const TEND_EVERY: u64 = 64;
 
 /// The gain from a copy, relative to the gain from a page in its room: compressing takes 3 µs, a
-/// fault 10. If a page compresses to half its size, half a page more holds it uncompressed.
+/// fault 10. A page that compresses to half its size takes half a page in the pool, so the room of
+/// one copy more holds it uncompressed.
 const COPY_WORTH: f32 = 0.3;
 
 /// The policies that a pager can follow: they need no more than its faults.

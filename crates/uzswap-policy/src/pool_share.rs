@@ -8,7 +8,7 @@
 
 use crate::costs::POOL;
 
-/// Steps are 64ths of the memory. With the most of them, a quarter of the memory is left.
+/// Steps are 64ths of the memory. With the most steps, a quarter of the memory is left to the pool.
 const STEP_PART: u64 = 64;
 const STEPS_MAX: u32 = 40;
 

@@ -38,7 +38,7 @@ impl Store {
         let servers: usize = primaries.iter().map(|primary| 1 + primary.replicas.len()).sum();
         let epoch = random().map_err(own)?;
         let store = Self::closed(address, epoch, servers * READERS_EACH).map_err(own)?;
-        // It would fail only if the store had secrets already.
+        // This fails only if the store has secrets already.
         let _ = store.secrets.set(secrets);
         let mut keeper = lock(&store.keeper);
         keeper.seeds = seeds;

@@ -1,9 +1,9 @@
 //! A line: one connection to a server, over TCP or a Unix socket.
 //!
-//! Its descriptor keeps its number when the connection is made anew: a program that this runs in
-//! may close or reuse any other number. The line has its buffer from the start, so sending and
-//! receiving allocate nothing. After any error the line is closed: a late reply must not be taken
-//! for that of the next command.
+//! The descriptor keeps its number when the line connects again, because the program in which this
+//! code runs may close or reuse any other number. The line has its buffer from the start, so
+//! sending and receiving allocate nothing. After any error the line is closed: a late reply must
+//! not be taken for that of the next command.
 
 use crate::protocol::{Refusal, Reply, command, reply};
 use crate::tls::Tls;
@@ -56,7 +56,7 @@ pub(crate) enum Value {
 
 /// A connection to a server, open or closed.
 pub(crate) struct Line {
-    /// Has the connection's number, and keeps it while there is no connection.
+    /// The connection's descriptor. Its number stays taken while there is no connection.
     descriptor: OwnedFd,
     is_open: bool,
     tls: Option<Box<ClientConnection>>,

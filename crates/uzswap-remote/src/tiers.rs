@@ -132,7 +132,7 @@ impl Inner {
         }
     }
 
-    /// A slot for a segment to write. Waits for one for a limited time.
+    /// A slot for a segment to write. Waits a limited time for a free slot.
     fn take_slot(&self) -> Option<u32> {
         let until = Instant::now() + SLOT_PATIENCE;
         let mut space = lock(&self.space);

@@ -1,7 +1,7 @@
 //! A trace as steps for a replay.
 //!
 //! A page lives from its first event until the event that it is gone, or the last event of its
-//! process. After that, its address is another page's. Pages are numbered by process and address,
+//! process. After that, another page has the address. Pages are numbered by process and address,
 //! the order in which the pager's hand moves.
 
 use crate::event::{Event, What};

@@ -1,8 +1,8 @@
 //! A file or block device with direct I/O. Writes use io_uring, or are made one after another where
 //! the kernel or a container forbids io_uring.
 //!
-//! With buffered I/O the page cache would keep a second copy of pages that were written to free
-//! memory, and would allocate.
+//! Pages are written so that memory becomes free. With buffered I/O the page cache would keep a
+//! second copy of them, and would allocate.
 
 #![expect(
     unsafe_code,
@@ -70,7 +70,7 @@ impl FileBacking {
         self
     }
 
-    /// Ends a write that was made otherwise, or that is not made.
+    /// Ends a write that was made without the ring, or not at all.
     pub fn end(&self, write: Write, result: io::Result<()>) {
         self.queue().done.push(Completion { write, result });
     }

@@ -77,8 +77,8 @@ pub trait Backing: Send + Sync {
     /// otherwise. `offset` and `bytes` are multiples of 256 KiB.
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()>;
 
-    /// Waits until no write that a killed process began is under way to a range: it could overwrite
-    /// a later write. Afterwards the range may have any content. `offset` and `bytes` are multiples
+    /// Waits until no write of a killed process is under way to a range, since it could overwrite a
+    /// later write. Afterwards the range may have any content. `offset` and `bytes` are multiples
     /// of 256 KiB. Fails if the backing does not know if a write is under way. Does nothing where
     /// writes end with the process.
     fn wait_for_left_writes(&self, _offset: u64, _bytes: u64) -> io::Result<()> {

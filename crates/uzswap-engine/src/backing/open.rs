@@ -228,7 +228,8 @@ fn lock(file: &File) -> Result<(), Reason> {
     }
 }
 
-/// Accepts an existing file only if it is empty or was a backing: another may be a user's data.
+/// Accepts an existing file only if it is empty or was a backing: any other file may be a user's
+/// data.
 fn check_mark(file: &File, size: u64) -> Result<(), Reason> {
     let mut start = [0; MARK.len()];
     if size == 0 {

@@ -21,8 +21,9 @@ const FAN: usize = u64::BITS as usize;
 pub(super) struct Sum {
     /// Bytes of their live records.
     pub(super) live: u64,
-    /// The written segment with the fewest live bytes: these in the high half, and in the low half
-    /// its number. The least value is the cheapest segment. [`Sum::NONE`] if no segment is written.
+    /// The written segment with the fewest live bytes: the bytes in the high half, and the
+    /// segment's number in the low half. The least value is the cheapest segment. [`Sum::NONE`] if
+    /// no segment is written.
     least: u64,
 }
 

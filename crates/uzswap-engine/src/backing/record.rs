@@ -12,8 +12,9 @@
 //!      …     16  the tag, if it is sealed
 //! ```
 //! Numbers are little-endian; records are padded to a multiple of 16, and may cross blocks. The
-//! cache believes a record only if the entry that it names has the record's place. Cleaning finds
-//! the owner by the header. By the header, a load also notices a read from a wrong place.
+//! cache believes a record only if the entry that it names has the record's place. Cleaning finds a
+//! record's owner by the header. A load checks the header, and so notices a read from a wrong
+//! place.
 
 use super::seal::{Generation, Identity, Seal, Tag};
 use super::shape::Segment;

@@ -4,9 +4,9 @@
 //! process's own memory and, if the cache outlives the process, in a file that no other process can
 //! open. A *generation* is the number of a write, never given twice. With a record's place inside
 //! its segment it is the nonce. No nonce is used twice, because each place is sealed once in a
-//! generation, even if the write fails. Owner, place and form are bound in. The index keeps the
-//! generation of each page's record. A record is thus opened as the index describes it, not as it
-//! describes itself: an older, moved or changed record does not open.
+//! generation, even if the write fails. The tag also authenticates owner, place and form. The index
+//! keeps the generation of each page's record. A record is thus opened as the index describes it,
+//! not as it describes itself: an older, moved or changed record does not open.
 //!
 //! AES-256-GCM where the processor has the instructions, ChaCha20-Poly1305 otherwise. With either
 //! cipher, the bound for one key (2^64 blocks of 16 bytes, as nonces are counted) is out of reach.
@@ -95,8 +95,9 @@ impl Seal {
     }
 
     /// Called in a forked process, which has the same key as its parent. So its generations
-    /// continue from a random number, far from those of its parent and of other children. Of 2^62
-    /// starts, two processes of 2^32 writes each share a generation with a chance of one in 2^29.
+    /// continue from a random number, far from those of its parent and of other children. There are
+    /// 2^62 starts, so two processes that make 2^32 writes each share a generation with a chance of
+    /// one in 2^29.
     pub(crate) fn go_on_in_fork(&self) -> io::Result<()> {
         self.key.lock_again()?;
         let mut bytes = [0; 8];

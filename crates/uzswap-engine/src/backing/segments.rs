@@ -33,8 +33,8 @@ pub(crate) enum Use {
     Singles = 3,
     /// Its live records are being copied elsewhere.
     Cleaning = 4,
-    /// The backing no longer has its content. It is not cleaned, and each load of a record reports
-    /// the error. It becomes free when none of its records is live.
+    /// The backing no longer has the segment's content. No thread cleans the segment, and each load
+    /// of a record reports the error. It becomes free when none of its records is live.
     Lost = 5,
 }
 

@@ -16,8 +16,8 @@
 //! CPUs. A thread that finds no other slot drains the caches, so that "none" means none anywhere.
 //! The maintaining thread drains a cache that was not used since its last call.
 //!
-//! **Tables.** A page written through fills its slot. Its owner, and its tag if pages are sealed,
-//! are thus in a table of the cluster, which the cluster has while a segment is broken up.
+//! **Tables.** A page written through fills its slot. So a table has the page's owner, and its tag
+//! if pages are sealed. A cluster has such a table while one of its segments is broken up.
 //!
 //! **Locks.** A CPU's cache, then a cluster, then the spare tables. Bits change under their
 //! cluster's lock and are read without it.
@@ -66,7 +66,7 @@ impl Cluster {
     }
 }
 
-/// Spare tables, of 2 or 10 KiB, while clusters lack some: enough for 16 MiB written through
+/// Spare tables, of 2 or 10 KiB, while clusters lack tables: enough for 16 MiB written through
 /// between two calls of the maintaining thread.
 const TABLES_READY: usize = 8;
 /// The maximum number of unused tables that are kept until the maintaining thread's next call.

@@ -275,7 +275,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Rings when the reserve is half used or the pool is above its threshold. A few loads.
+    /// Rings when the reserve is half used or the pool is above its threshold. Costs a few loads.
     pub(crate) fn ring_if_low(&self) {
         let low = self.pool.free_bytes_here() < self.reserve.reserve_bytes() / 2
             && self.pool.mapped_bytes() < self.pool.limit() + SECTION_BYTES

@@ -30,7 +30,8 @@ const FIRST_PAGES: u64 = 4096;
 /// at its start.
 const WAIT_FACTOR: u64 = 3;
 
-/// The divisor of that wait if the dictionary has fallen behind: 64 then last for some 40 TiB.
+/// The divisor of that wait if the dictionary has fallen behind. Even so, the 64 dictionaries that
+/// a cache may have last for some 40 TiB.
 const BEHIND_DIVISOR: u64 = 4;
 
 /// Bytes of trials, without the dictionary, between two decisions: some 100 pages, so that chance

@@ -80,7 +80,8 @@ impl Writeback {
         self.buffers.start(cpu, StoreBuffer::new)
     }
 
-    /// A CPU goes. A thread that writes from its buffer keeps it until the write is done.
+    /// A CPU goes. A thread that writes from the CPU's buffer keeps the buffer until the write is
+    /// done.
     pub(crate) fn stop_cpu(&self, cpu: usize) {
         self.buffers.stop(cpu, |_| {});
     }

@@ -32,11 +32,11 @@ const SLOTS: usize = 1 << SLOT_BITS;
 /// The last position that eight bytes can be loaded from, and so the last to look for a match.
 const LAST: usize = PAGE - 8;
 
-/// The two-byte copy reaches this far and this long.
+/// The greatest distance and length of a two-byte copy.
 const NEAR: usize = 2048;
 const SHORT: usize = 8;
 
-/// The three-byte copy reaches this long before it needs further length bytes.
+/// The greatest length of a three-byte copy without further length bytes.
 const MEDIUM: usize = 33;
 
 /// The maximum number of literals of an instruction byte, and of a stream's first byte.
@@ -213,7 +213,7 @@ impl Writer<'_> {
         self.put(&((dist << 2) as u16).to_le_bytes())
     }
 
-    /// Appends literals. There may be no literals only after a copy.
+    /// Appends literals. Their number may be zero only after a copy.
     #[inline(never)]
     fn literals(&mut self, literals: &[u8]) -> Option<()> {
         let count = literals.len();
@@ -292,8 +292,8 @@ struct Copy {
 }
 
 impl Copy {
-    /// Reads the two- or three-byte form. Which form it is is nearly random, so both are read and
-    /// one is selected. Where length bytes follow, `len` is 34 and no other field is valid.
+    /// Reads the two- or three-byte form. The form is nearly random, so this reads both and selects
+    /// one. Where length bytes follow, `len` is 34 and no other field is valid.
     #[inline(always)]
     fn read(window: &[u8; 8]) -> Self {
         let (first, second) = (usize::from(window[0]), usize::from(window[1]));

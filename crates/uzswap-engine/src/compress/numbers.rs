@@ -123,7 +123,7 @@ pub(super) fn together(
 fn to_integers(words: &mut [u64]) -> Option<usize> {
     let is_decimal = |word: u64, power: f64| {
         let integer = integer_of(word, power);
-        // Only for these the conversion does not depend on the machine's infinities.
+        // Outside of this range the conversion depends on the machine's infinities.
         integer.wrapping_add(INTEGER_MAX) <= 2 * INTEGER_MAX && float_of(integer, power) == word
     };
     // In heaps the first word that is not zero fails this test.
@@ -147,12 +147,13 @@ fn to_integers(words: &mut [u64]) -> Option<usize> {
 /// True if this thread rounds to the nearest, as nearly all do. A program may have set other
 /// rounding for the thread that takes a page apart, or for the thread that puts it together.
 fn rounds_to_nearest() -> bool {
-    // The nearest of these is below one, and above the other.
+    // The float nearest to a third is below a third, and the one nearest to a tenth is above a
+    // tenth.
     let quotients = [3.0_f64, 10.0].map(|by| (black_box(1.0) / black_box(by)).to_bits());
     quotients == [0x3fd5_5555_5555_5555, 0x3fb9_9999_9999_999a]
 }
 
-/// The integer nearest to a float times `power`, if that fits an integer; otherwise any.
+/// The integer nearest to a float times `power`, if that fits an integer; otherwise any integer.
 fn integer_of(float: u64, power: f64) -> u64 {
     (f64::from_bits(float) * power + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits())
 }
@@ -172,7 +173,7 @@ fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     let up = magnitude.leading_zeros();
     let (divisor, dividend) = (power as u128, magnitude << up);
     let (quotient, rest) = (dividend / divisor, dividend % divisor);
-    // To 53 bits: the nearest, and of two equally near the even one.
+    // Rounds to 53 bits: to the nearest, and of two equally near to the even one.
     let down = u128::BITS - quotient.leading_zeros() - f64::MANTISSA_DIGITS;
     let below = quotient & ((1 << down) - 1);
     let half = 1 << (down - 1);
@@ -184,8 +185,8 @@ fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     integer & 1 << 63 | bits
 }
 
-/// For each step, the bytes of the planes that are not all zeros, for each block of words by
-/// itself.
+/// For each step, the bytes of all planes that are not only zeros. Each block of words has its own
+/// planes.
 fn costs(words: &[u64]) -> [(usize, Difference); 3] {
     STEPS.map(|step| {
         let blocks = words[1..].chunks(BLOCK).zip(words.chunks(BLOCK));

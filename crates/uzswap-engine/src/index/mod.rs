@@ -70,9 +70,9 @@ pub(crate) struct Index {
     areas: Mutex<Vec<Area>>,
     /// Trunks with keys of areas of pages.
     page_trunks: AtomicUsize,
-    /// Trunks before them, for records and pieces of units.
+    /// Trunks in front of the areas, for records and pieces of units.
     record_trunks: AtomicUsize,
-    /// The part of them that is for records.
+    /// The part of these trunks that is for records.
     shared_trunks: AtomicUsize,
     lists: Lists,
     counters: Arc<Counters>,
@@ -173,8 +173,8 @@ impl Index {
     }
 
     /// Prefetches a key's entry, assuming that its trunk is at home: for a thread that is about to
-    /// look the entry up. Otherwise the entry is read after the directory, and both may be cache
-    /// misses.
+    /// look the entry up. Without this, the thread reads the directory and only then the entry, and
+    /// both may be cache misses.
     pub(crate) fn prefetch(&self, key: SwapEntry) {
         if let Some(durable) = &self.memory.0 {
             durable.prefetch(key.0 as usize * size_of::<Entry>());

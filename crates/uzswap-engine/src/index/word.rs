@@ -57,8 +57,8 @@ const _: () = assert!(Place::BITS + Form::BITS <= PAYLOAD_BITS);
 
 impl Word {
     pub(crate) const ABSENT: Self = Self(ABSENT);
-    /// The trunk of the entry is being freed, or is freed. The page is absent. If it has an entry
-    /// now, the entry is in another trunk. Set only where the word was `ABSENT`.
+    /// The trunk of the entry is being freed, or is freed. The page is absent. If the page has an
+    /// entry now, that entry is in another trunk. Set only where the word was `ABSENT`.
     pub(crate) const GONE: Self = Self(GONE);
     pub(crate) const LOCKED: u64 = 1 << 3;
     const REFERENCED: u64 = 1 << 4;

@@ -343,7 +343,8 @@ impl Pool {
     }
 
     /// Bytes of the next section that are needed soon, where each node keeps `reserve` bytes free:
-    /// none while half a section is free beyond that, and all when nothing is.
+    /// none while half a section is free beyond the reserve, and all when nothing is free beyond
+    /// it.
     pub(crate) fn bytes_ahead(&self, reserve: usize) -> usize {
         const LEAD: usize = SECTION_BYTES / 2;
         let spare = self.free_bytes().saturating_sub(self.reserve_of_all(reserve));
@@ -395,7 +396,7 @@ impl Pool {
         usize::from(self.zspages.get(zspage).class.load(Acquire))
     }
 
-    /// Allocates an object of a class; for an object that moves, beyond the limit too.
+    /// Allocates an object of a class. An object that moves may exceed the limit.
     fn alloc_in(
         &self,
         number: usize,

@@ -39,7 +39,7 @@ pub enum Order {
     /// Like the above, but each round drops all pages but this percentage, and stores others, with
     /// fewer or more to a frame.
     Tides(u64),
-    /// Once the pool is full, each in a new trunk of the index; then the history ends.
+    /// Once the pool is full, each page in a new trunk of the index; then the history ends.
     Trunks,
 }
 

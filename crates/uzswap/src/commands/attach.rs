@@ -2,8 +2,8 @@
 //! limits at the end.
 //!
 //! The limit comes down step by step. It rises while the processes wait for memory half of the time
-//! (pressure.rs). Before the first step the keeper writes a group's former limit down. The keeper
-//! restores it when this process is killed.
+//! (pressure.rs). Before the first step the keeper writes a group's former limit down. If this
+//! process is killed, the keeper restores that limit.
 
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::commands::status;
@@ -169,7 +169,7 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     let pid = attached(&folder).ok_or_else(|| {
         Failure::new(format!("{name} is not attached; `uzswap status` lists the attached groups"))
     })?;
-    // The number is from the PID namespace of `attach`. Here it may be another process's.
+    // The number is from the PID namespace of `attach`. In ours it may be another process's.
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     if !command.split(|byte| *byte == 0).any(|word| word == b"attach") {
         return Err(Failure::new(format!("{name} was attached from a container; detach it there")));

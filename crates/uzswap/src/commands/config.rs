@@ -8,7 +8,7 @@
 //! ```
 //! Every setting is turned into the option of its name and parsed as an option. So there is one
 //! list of names and one set of rules. A later file overrides an earlier one, and the command line
-//! overrides both. But each line of each file is checked.
+//! overrides both. Lines that are overridden are checked as well.
 
 use super::import;
 use crate::cli::{CONFIGURATION, Cli, Command, ConfigArguments, ConfigCommand, ServeArguments};
@@ -28,7 +28,7 @@ use uzswap_sys::cpu;
 
 /// The table of attributes.
 const PARAMETERS: &str = "parameters";
-/// The size with which another setting is tried.
+/// The size beside another setting that is checked, since `serve` needs a size.
 const TRIED_SIZE: &str = "--size=1G";
 /// Attributes that have their own option.
 const BY_OPTION: [(&str, &str); 2] = [("compressor", "compressor"), ("max_pool_bytes", "pool")];

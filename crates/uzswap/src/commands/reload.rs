@@ -69,7 +69,7 @@ impl Reload {
         Ok(())
     }
 
-    /// Applies all settings of the files or none: a mistake in them changes nothing.
+    /// Applies all settings of the files, or none if the files have a mistake.
     fn reload(&mut self) {
         let read = Configuration::read(self.file.as_deref());
         let read = read.and_then(|read| Ok((read.with(self.said.iter().cloned())?, read)));

@@ -121,7 +121,7 @@ fn supervise(
     outcome
 }
 
-/// A process that waits, and becomes the command at a word through its gate.
+/// A process that waits for a word through its gate, and then executes the command.
 struct GatedCommand {
     child: Child,
     gate: File,
@@ -157,7 +157,7 @@ struct GroupWatch<'a> {
     relief: Relief<Group>,
     live: Live,
     peak: Peak,
-    /// The figures at the command's start: others may have used the cache before.
+    /// The figures at the command's start: other runs may have used the cache already.
     before: Stats,
     /// Load control, until the command is asked to end.
     load: Option<LoadControl>,
@@ -363,8 +363,9 @@ fn end_stragglers(group: &Group) {
     }
 }
 
-/// `uzswap enter`: waits until the run has moved it to its group, and becomes the command. The
-/// kernel kills the command when its run dies, except a set-uid program: the keeper ends that.
+/// `uzswap enter`: waits until the run has moved it to its group, and becomes the command. When its
+/// run dies, the kernel kills the command. The kernel spares a set-uid program, which the keeper
+/// ends.
 pub fn enter(arguments: &EnterArguments) -> Failure {
     if let Err(error) = process::die_with_parent(arguments.owner) {
         return Failure::new(format!("the run ended before its command started: {error}"));

@@ -25,7 +25,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     // All users' pages come here. Identical ones are kept once only where same_pages_enabled is
     // set.
     options.keeps_same_once = false;
-    // A mistake in the address must fail before this makes anything that would be left behind.
+    // A mistake in the address must fail here, before anything is made that would be left behind.
     let mut exporter = arguments.cache.metrics.as_ref().map(Exporter::start).transpose()?;
     let lock = Lock::take().map_err(|error| Failure::new(keeper::cannot_lock(&error)))?;
     let lock = lock.ok_or_else(|| {
@@ -40,7 +40,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
         say!("uzswap: the kernel's zswap is switched off while serve runs");
     }
     let (device, folder) = (keeper.devices().join(", "), folder::mount());
-    // An error means that systemd does not run, or does not wait for this.
+    // An error means that systemd does not run, or does not wait for this message.
     let _ =
         sd_notify::notify(&[NotifyState::Status(&format!("serving {device}")), NotifyState::Ready]);
     show!("serving {device}, controlled by {}; SIGTERM ends it", folder.display());

@@ -124,7 +124,7 @@ pub fn replay(policy: Policy, steps: &Steps, (memory, backing): (u64, ReadTime))
     replay::simulate(policy, &steps.all, Some(&steps.places), room, 0)
 }
 
-/// How a policy is drawn, with a sign for it, so that the plot can be read without colours.
+/// The sign, the marker and the kind of graph of a policy, by which a plot is read without colours.
 fn mark(policy: Policy) -> (char, Marker, GraphType) {
     match policy {
         Policy::ORDER => ('─', Marker::Braille, GraphType::Line),
@@ -218,7 +218,7 @@ pub fn short(bytes: u64) -> String {
     size::show(bytes).replace(' ', "")
 }
 
-/// Faults, as a multiple of those of the policy that knows the future, the best.
+/// Faults, as a multiple of those of `best`, the policy that knows the future.
 fn distance(faults: u64, best: u64) -> String {
     match best {
         0 if faults == 0 => "1.00".into(),

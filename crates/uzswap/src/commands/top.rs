@@ -42,7 +42,7 @@ const KEYS: &str = "c compressor  + - pool  p pause  w resume writeback  ↑ ↓
 /// The compressors that `c` selects in turn: all but `raw`, which is the first codec.
 const COMPRESSORS: &[Codec] = Codec::CHOICES.split_at(Codec::Raw as usize + 1).1;
 
-/// `+` and `-` change the pool's limit by this part of it.
+/// `+` and `-` change the pool's limit by the limit divided by this.
 const POOL_STEP: u64 = 8;
 
 /// The figures of one look.

@@ -16,8 +16,8 @@ fn find(name: &str) -> Result<uzers::User, Failure> {
     user.ok_or_else(|| Failure::new(format!("--user {name}: no such user; see `getent passwd`")))
 }
 
-/// Gives the calling process, which must have one thread, the user's identity, and `command` the
-/// user's environment.
+/// Gives the calling process the user's identity, and `command` the user's environment. The process
+/// must have one thread.
 pub fn become_user(name: &str, command: &mut Command) -> Result<(), Failure> {
     let user = find(name)?;
     let groups = uzers::get_user_groups(name, user.primary_group_id()).unwrap_or_default();

@@ -4,8 +4,8 @@
 //! header. If the daemon is killed, the next daemon answers. The keeper starts that daemon, so the
 //! keeper must not wait here. Neither may any thread of a process that has the connections to the
 //! kernel. A process that waits in the kernel does not end when it is killed, and keeps its
-//! descriptors. If it had the connections and keeper and daemon were killed, no request would ever
-//! be answered.
+//! descriptors. If such a process had the connections, and keeper and daemon were killed, no
+//! request would ever be answered.
 //!
 //! This process survives a kill of the keeper. The state file has its area before the area is
 //! switched on.

@@ -1,14 +1,14 @@
 //! The process that serves the device.
 //!
-//! It is on the path by which the kernel frees memory. So it must never wait for memory, and all
-//! its memory is locked. It runs in its own session, which the terminal's keys do not reach, and in
-//! its own group. It ends only when its keeper orders that. It ignores signals: a signal to all
-//! processes of a unit is the keeper's to answer.
+//! The daemon is on the path by which the kernel frees memory. So it must never wait for memory,
+//! and all its memory is locked. It runs in its own session, which the terminal's keys do not
+//! reach, and in its own group. It ends only when its keeper orders that. It ignores signals: the
+//! keeper answers a signal to all processes of a unit.
 //!
 //! When the keeper is gone, the daemon starts another keeper. When the daemon is killed, the keeper
 //! starts another daemon, which continues with the memory that outlives a daemon (kept.rs). A
-//! daemon that fails to take over stays alive, and an upgrade execs in place. Otherwise the keeper
-//! alone would have that memory, and it would be lost with the keeper (daemon/phase.rs).
+//! daemon that fails to take over stays alive, and an upgrade execs in place. Otherwise only the
+//! keeper would have that memory, and a kill of the keeper would lose it (daemon/phase.rs).
 
 pub mod phase;
 
@@ -190,8 +190,8 @@ fn prepare() -> Vec<String> {
             notes.push(format!("{what}: {error}"));
         }
     };
-    // It fails if a shell with job control has made this process the leader of a group, which
-    // serves as well.
+    // It fails if a shell with job control has made this process the leader of a group. Such a
+    // group suffices.
     let _ = process::leave_session();
     note("the daemon's memory may be dumped", process::set_undumpable());
     note("the daemon is not spared when memory runs out", process::spare_from_oom());
@@ -257,8 +257,7 @@ impl Service {
             let set = cache.set_attribute("accept_threshold_percent", "100");
             set.map_err(|error| Failure::new(error.to_string()))?;
         }
-        // This also applies after a daemon that was killed before it did this. No area existed
-        // then.
+        // The last daemon may have been killed before it did this. Then no area exists yet.
         let has_areas = start.devices.as_ref().is_some_and(|devices| !devices.is_empty());
         if !options.keeps_same_once && !has_areas {
             let set = cache.set_attribute("same_pages_enabled", "N");

@@ -119,7 +119,8 @@ impl Lock {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other?,
             }
-            // The last holder may have removed the file on leaving: then another file has its name.
+            // The last holder may have removed the file on leaving. The path then names another
+            // file.
             let both = path.metadata().ok().zip(file.metadata().ok());
             if both.is_some_and(|(named, held)| named.ino() == held.ino()) {
                 return Ok(Some(Self(file)));

@@ -123,8 +123,8 @@ fn make_room(own: &Group, name: &str) -> Result<GroupChange, Failure> {
 }
 
 /// Moves this process to a group of its own, without the caller's limits. The daemon that it will
-/// start inherits the group, so it does not end with the caller's. Returns the group, if one was
-/// made.
+/// start inherits the group, so the daemon does not end with the caller's group. Returns the group,
+/// if one was made.
 pub fn for_daemon() -> Result<Option<GroupChange>, Failure> {
     let pid = std::process::id() as i32;
     // An error: CAP_SYS_RESOURCE is missing, which the daemon reports.

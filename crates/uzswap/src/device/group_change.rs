@@ -40,7 +40,7 @@ impl GroupChange {
     pub fn end(&self) -> io::Result<()> {
         let group = self.group();
         if let Some(attributes) = &self.borrowed {
-            // A group that is gone needs none back.
+            // A group that is gone needs no attributes back.
             let mut there = attributes.iter().filter(|(path, _)| path.exists());
             return there.try_for_each(|(path, value)| {
                 fs::write(path, value)
@@ -86,7 +86,7 @@ impl GroupChange {
         Ok(())
     }
 
-    /// Moves this process and others that it has started out of the group, and removes it.
+    /// Moves this process and its children out of the group, and removes the group.
     pub fn leave(&self) -> io::Result<()> {
         let group = self.group();
         if let Some(parent) = group.parent() {

@@ -1,8 +1,8 @@
 //! The list of changes to the machine, each written down before it is made, and their undoing.
 //!
 //! A machine has one swap device, so there is one such list, in [`FOLDER`]. The holder of the lock
-//! beside it is responsible for it: the keeper, and its daemon, which inherits the lock. If there
-//! is a list and the lock is free, both were killed, and the next keeper undoes the changes.
+//! beside the list is responsible for it: the keeper, and its daemon, which inherits the lock. If
+//! there is a list and the lock is free, both were killed, and the next keeper undoes the changes.
 
 use crate::device::folder::{self, FOLDER, Lock, disk, mount};
 use crate::device::group_change::GroupChange;

@@ -1,7 +1,8 @@
 //! The phases of a process, and the acts that each permits: two tables, asserted in every build.
 //!
-//! A step that is not in the tables is a mistake of ours, and ends the process; its counterpart
-//! starts another. Otherwise a process that has pages could end.
+//! A step that is not in the tables is a mistake of ours, and ends the process: the keeper starts
+//! another daemon, or the daemon another keeper. Without the tables, a process that has pages could
+//! end.
 
 use std::fmt::Debug;
 

@@ -10,7 +10,7 @@
 //!
 //! When pool and backing are nearly full, the kernel may have only as many free slots as pages can
 //! be stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
-//! finds swap space full and acts on that. Refused writes it would only repeat.
+//! finds swap space full and acts on that. It would only repeat a refused write.
 
 use crate::device::slots::Holder;
 use std::ops::Range;

@@ -25,7 +25,7 @@ pub enum Ask {
         /// The options of the cache, for a keeper that was just started.
         options: Option<Box<DaemonOptions>>,
     },
-    /// The first message, to a keeper that took over, of a run that takes part already.
+    /// The first message of a run that already takes part, to a keeper that took over.
     Rejoin(i32),
     /// The only message of `upgrade`: the next daemon is of this program, and starts now.
     Upgrade(PathBuf),

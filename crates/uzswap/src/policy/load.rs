@@ -28,8 +28,8 @@ const TICK: Duration = Duration::from_millis(50);
 /// The weight of a new look in the smoothed figures: they follow a change in a fifth of a second.
 const WEIGHT: f64 = 0.3;
 
-/// With more major faults a second for each CPU, the processes swap rather than compute. So many
-/// take a tenth of a CPU's time through our device, and more of the processes' time.
+/// With more major faults a second for each CPU, the processes swap rather than compute. This many
+/// faults through our device take a tenth of a CPU's time, and more of the processes' time.
 const FAULTS_PER_CPU: f64 = 1000.0;
 
 /// A slow disk is recognised by the processes that wait for it: more than this many for each CPU,
@@ -273,7 +273,8 @@ impl Suspendable for InTree {
             let mut activity = Activity::of(pid)?;
             activity.major_faults = member.figures.faults / FAULTS_AT_ONCE;
             if member.figures.stored == 0 {
-                // It stores no pages, so it does not wait for one. Suspending would not stop it.
+                // The process has stored no page, so it waits for something else, and counts as
+                // running.
                 activity.is_running |= activity.is_waiting;
                 activity.is_waiting = false;
             }

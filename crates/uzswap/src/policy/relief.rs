@@ -5,10 +5,10 @@
 //! happened in one of some two hundred runs of eight processes with three times their limit, on a
 //! busy machine.
 //!
-//! On version 1 of the cgroup interface the OOM killer is disabled, and the limit raised a little
-//! until the group runs again. If that does not help, the killer is enabled. On version 2 the
-//! killer cannot be disabled. There processes wait at a limit (`memory.high`). The limit at which
-//! the kernel kills a process is higher, by as much as version 1 would raise its limit.
+//! On version 1 of the cgroup interface, relief disables the OOM killer, and raises the limit a
+//! little until the group runs again. If that does not help, relief enables the killer. On version
+//! 2 the killer cannot be disabled. Processes wait at a limit (`memory.high`) instead. The limit at
+//! which the kernel kills a process is higher, by as much as version 1 would raise its limit.
 
 use std::io;
 use uzswap_sys::cgroup::Group;

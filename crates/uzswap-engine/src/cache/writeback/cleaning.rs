@@ -75,8 +75,8 @@ impl Cache {
         let cleaned = self.counters.get(SegmentsCleaned);
         self.flush(writer);
         let won_nothing = victim.is_none() || self.counters.get(SegmentsCleaned) == cleaned;
-        // Only segments written just now are worth cleaning, or the live records of the others
-        // cannot be read. Cleaning stops, and does not try again before a record has died.
+        // Either only segments written just now are worth cleaning, or the live records of the
+        // others cannot be read. Cleaning stops, and does not try again before a record has died.
         if won_nothing && self.slots.is_short() && !self.pack_singles() {
             writer.hopeless_above = live.saturating_sub(SEGMENT_BYTES as u64);
             return false;

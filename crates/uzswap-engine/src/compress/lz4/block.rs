@@ -2,9 +2,9 @@
 //!
 //! A block is a chain of sequences: a token, the literals, and the distance in two bytes. The token
 //! has the number of literals in its upper four bits, and the length of the match less 4 in its
-//! lower four. A field of 15 continues in bytes that are added to it, until one is not 255: the
-//! first field's after the token, the second's after the distance. The last sequence ends after its
-//! literals.
+//! lower four. A field of 15 continues in further bytes, which are added to it, up to the first
+//! byte that is not 255. Those of the first field follow the token, and those of the second follow
+//! the distance. The last sequence ends after its literals.
 
 use crate::page::{PAGE_BYTES as PAGE, Page};
 use std::ops::Range;

@@ -11,8 +11,8 @@ use crate::page::Page;
 
 /// The encoder with the memory it works in.
 pub(super) struct Bytes {
-    /// Where in the page the bytes that hash to a slot were last seen, and in the upper half where
-    /// they were seen before that.
+    /// The last place in the page of bytes with this hash, and in the upper half the place before
+    /// that.
     table: [u32; SLOTS],
 }
 

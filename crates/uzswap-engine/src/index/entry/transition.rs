@@ -298,7 +298,7 @@ impl<'a> LockedEntry<'a> {
         self.replace(&LANDED, Word::new(State::Placed(to)), proof)
     }
 
-    /// The page, in flight or in another unit before, is in a unit.
+    /// The page is now in a unit. It was in flight, or in another unit.
     #[must_use = "the caller frees the object or record of the old state"]
     pub(crate) fn joined(self, member: UnitMember, checksum: u32) -> State {
         self.replace(&JOINED, Word::new(State::Member(member)), checksum.into())
@@ -364,13 +364,13 @@ impl<'a> LockedEntry<'a> {
         debug_assert!(from.contains(&Is::of(self.word())), "{name} of {:?}", self.word());
     }
 
-    /// Checks the state before, of an entry that was taken off its list.
+    /// Checks the state before the transition, of an entry that was taken off its list.
     fn begin_off(&self, transition: &Transition) {
         self.begin(transition);
         debug_assert_eq!(self.lock.second(), OFF, "{} is on a list", self.key.0);
     }
 
-    /// Sets the word, which unlocking publishes, and checks the state after.
+    /// Sets the word, which unlocking publishes, and checks the state after the transition.
     fn end(&mut self, transition: &Transition, word: Word) {
         let Transition { name, to, .. } = transition;
         let is = Is::of(word);
@@ -447,7 +447,7 @@ fn count(view: &View<'_>, key: SwapEntry, state: State, by: i64) {
 /// Lists: the oldest entries.
 impl View<'_> {
     /// Takes the oldest entry off a list, locked, with its object. The next transition puts it on a
-    /// list again, or has the reason why it is on none.
+    /// list again, or gives it a state that is on no list.
     pub(crate) fn take_oldest(&self, list: List) -> Option<(LockedEntry<'_>, Object)> {
         let list = self.lists().get(list);
         std::iter::from_fn(|| list.pop(&SecondWords(self))).find_map(|key| {

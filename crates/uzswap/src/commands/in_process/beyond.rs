@@ -1,11 +1,12 @@
 //! The reason why a run had more memory than its limit.
 //!
 //! Each process keeps to its share of the limit, except for memory that the agent leaves alone. The
-//! report names that memory. A share is never below the process's least. If all least memory
-//! together exceeds the limit, the run exceeds the limit while all processes run.
+//! report names that memory. A share is never below the least memory of its process. If the least
+//! memory of all processes together exceeds the limit, the run exceeds the limit while they all
+//! run.
 //!
-//! A fork begins with pages that it shares with its parent. The kernel copies such a page at a
-//! write, and uzswap sees no fault at which it could make the process wait.
+//! A fork begins with pages that it shares with its parent. When a process writes to such a page,
+//! the kernel copies the page. uzswap sees no fault, and so cannot make the process wait.
 
 use crate::size;
 use serde::Serialize;
@@ -34,7 +35,7 @@ pub struct Beyond {
 }
 
 impl Beyond {
-    /// Keeps the state of these processes if they exceed the limit more than ever.
+    /// Keeps the state of these processes if they exceed the limit by more than at any look before.
     pub fn look(&mut self, members: &[Member], limit: u64) {
         let bytes_of = |one: i32, reported: u64| match reported {
             // The process has not reported yet.

@@ -20,7 +20,7 @@ impl Container {
     pub fn watch(table: &'static Table) -> io::Result<Option<Self>> {
         let group = Hierarchy::find().and_then(|groups| groups.own().limiting());
         let Some((limit, group)) = group else { return Ok(None) };
-        // The first processes must not take more than there is, before the first look.
+        // A look before the thread's first, so that the first processes take no more than there is.
         let margin = look(table, &group, limit, Margin::new(table.total.load(Relaxed))).0;
         let (stop, stopped) = channel();
         let follow = move || follow(table, &group, margin, &stopped);
@@ -28,8 +28,7 @@ impl Container {
         Ok(Some(Self { stop, thread }))
     }
 
-    /// Ends the thread. Returns the bytes by which the budget was smaller than the given one, at
-    /// most.
+    /// Ends the thread. Returns the most bytes by which the budget was below the given one.
     pub fn end(self) -> u64 {
         drop(self.stop);
         self.thread.join().map_or(0, |margin| margin.learnt())

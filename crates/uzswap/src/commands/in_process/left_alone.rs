@@ -100,7 +100,7 @@ impl LeftAlone {
     /// All programs that were left alone.
     pub fn all(&self, table: &Table, numbers: &Numbers) -> Vec<Alone> {
         let noted = table.left_alone();
-        // A fork may have given its reason after this check saw it.
+        // A forked process may have given its reason after this check saw the process.
         let is_noted = |process| {
             noted.iter().any(|one| numbers.of(one.process) == process && one.part.is_none())
         };
@@ -140,7 +140,7 @@ fn is_told(process: i32) -> bool {
     })
 }
 
-/// Name and reason of a process that has not loaded the library, or that grows in spite of it.
+/// Name and reason of a process that has not loaded the library, or that grows although it has.
 fn describe(process: i32, has_library: bool) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
     let sees_itself = Path::new(&format!("/proc/{process}/root/proc/self")).is_symlink();

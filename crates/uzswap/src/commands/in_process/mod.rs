@@ -74,7 +74,7 @@ pub fn check() -> Result<Means, String> {
     Means::available(first).map_err(|error| {
         let error = error.to_string();
         let denied = Mode::InThread.check().err().map(|denied| denied.to_string());
-        // A kernel with other pages is the reason for both.
+        // On a kernel with pages of another size, both errors are the same.
         match denied.filter(|denied| *denied != error) {
             Some(denied) => format!("{denied}; {error}"),
             None => error,
@@ -126,8 +126,9 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         Ok(()) => Ok(library().map_err(Failure::new)?),
         Err(reason) => Err(reason),
     };
-    // This comes before this process has threads. With threads, the kernel replaces the table of
-    // descriptors at the first high number only after an RCU grace period, some 10 ms.
+    // This comes before this process has threads. In a process with threads, the first high number
+    // makes the kernel wait for an RCU grace period, some 10 ms, to replace the table of
+    // descriptors.
     let backing = backing(arguments)?;
     let store = store(arguments, backing.is_some())?;
     let prepared =
@@ -249,7 +250,7 @@ struct InProcessReport {
     stores: u64,
     /// Peak of the bytes of all pools, sampled five times a second.
     pool_peak: u64,
-    /// Bytes of pages for one byte of pool at that time.
+    /// Bytes of pages for one byte of pool, at that peak.
     ratio: f64,
     /// The peak of the compressed pages on the backing, in bytes.
     backing_peak: u64,
@@ -478,7 +479,8 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
     }
 }
 
-/// The store, if it answers now. A forked process must be able to have all pages on a disk.
+/// The store, if it answers now. Fails without a disk, since a forked process must be able to move
+/// all its pages to one.
 fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Failure> {
     let Some(address) = options::store(&arguments.cache)? else { return Ok(None) };
     if !has_disk {

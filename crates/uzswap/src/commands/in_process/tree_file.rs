@@ -64,7 +64,7 @@ fn remove_stale() {
 /// A run that is not killed completes its file within moments.
 const MOMENTS: Duration = Duration::from_secs(60);
 
-/// True if a file was made by a run that was killed before it wrote into it.
+/// True if the run that made a file was killed before it wrote to the file.
 fn is_abandoned(path: &Path) -> bool {
     let age = fs::symlink_metadata(path).ok().filter(Metadata::is_file);
     let age = age.and_then(|file| file.modified().ok()?.elapsed().ok());

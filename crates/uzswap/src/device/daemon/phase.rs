@@ -2,8 +2,8 @@
 //! them.
 //!
 //! The daemon has the memory that outlives it. So while the kernel may ask for a page, the daemon
-//! neither ends nor closes anything. Only its last phase does, and the kernel's list of areas
-//! decides when that phase begins.
+//! neither ends nor closes anything. It does both only in its last phase, and the kernel's list of
+//! areas decides when that phase begins.
 
 use crate::device::phase::Phased;
 use crate::device::wire::Order;

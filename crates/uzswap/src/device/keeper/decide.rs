@@ -48,7 +48,7 @@ pub enum SwitchOff {
     Failed,
 }
 
-/// The state in which areas are read back.
+/// A look at the machine while areas are read back.
 #[derive(Debug, Clone, Copy)]
 pub struct Seen {
     /// A process makes an area.
@@ -68,7 +68,7 @@ pub enum Emptying {
     Wait,
     /// Start a process that switches the areas off.
     SwitchOff,
-    /// Report that the kernel could not.
+    /// Report that the kernel could not read everything back.
     Refuse,
     /// End: no page of ours is left anywhere.
     End,

@@ -70,8 +70,8 @@ pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
         let _ = process::close_inherited(None);
     }
     let wire = Wire::of_stdin().map_err(started_by)?;
-    // It fails if a shell with job control has already made this process a leader, which serves as
-    // well.
+    // It fails if a shell with job control has made this process the leader of a group. Such a
+    // group suffices.
     let _ = process::leave_session();
     let Some(number) = adopted_lock else { return first(wire) };
     let lock = process::take_inherited(number).map_err(started_by)?;
@@ -133,7 +133,7 @@ pub struct Keeper {
     kept: Option<KeptDaemon>,
     /// The program of the next daemon.
     program: PathBuf,
-    /// The daemon's start, and the daemons in a row that died soon after theirs.
+    /// When the daemon started, and the consecutive daemons that died soon after their start.
     daemon_since: Instant,
     short_lives: ShortLives,
     options: DaemonOptions,
@@ -155,7 +155,7 @@ pub struct Keeper {
     made: Option<Result<(), Failure>>,
     /// The process that switches the areas off.
     off: Option<Child>,
-    /// Not before then is the kernel asked again to read everything back.
+    /// The time from which the kernel may be asked again to read everything back.
     retry_at: Option<Instant>,
     /// Processes that are over, until they can be reaped.
     buried: Vec<Child>,
@@ -519,9 +519,9 @@ impl Keeper {
     }
 }
 
-/// Makes this process independent of its own device. It starts the next daemon while no page is
-/// served. So none of its memory may be swapped out, and its allocations must not wait for a page
-/// to be swapped out. Without the permission it continues unprotected.
+/// Makes this process independent of its own device. The keeper starts the next daemon while no
+/// page is served. So none of the keeper's memory may be swapped out, and its allocations must not
+/// wait for a page to be swapped out. Without the permission the keeper continues unprotected.
 fn spare() {
     process::raise_descriptor_limit();
     let _ = process::lock_memory();

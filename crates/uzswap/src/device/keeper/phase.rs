@@ -12,9 +12,9 @@ pub enum Phase {
     Starting,
     /// A process needs the cache.
     Serving,
-    /// No process does. A process of ours has the kernel read everything back.
+    /// No process needs the cache. A process of ours has the kernel read everything back.
     Emptying,
-    /// The kernel could not read everything back, most likely for want of memory. That process will
+    /// The kernel could not read everything back, most likely for want of memory. The kernel will
     /// be asked again.
     Refused,
     /// No daemon can continue. Requests for swapped pages get errors.

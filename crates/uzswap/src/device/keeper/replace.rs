@@ -59,14 +59,14 @@ impl Keeper {
     /// memory at the same time. Does not wait until the daemon's files are closed, which may hang.
     fn bury_daemon(&mut self) {
         self.phase.require(Act::KillDaemon);
-        // Closed after the daemon is over: a living daemon would take it for the keeper's death,
-        // and start another keeper.
+        // Closed after the daemon is over. A living daemon would take the closed wire for the
+        // keeper's death, and start another keeper.
         let _wire = self.daemon.take();
         if let Some(daemon) = self.state.daemon.filter(|daemon| !daemon.is_over()) {
             // An error means that the daemon has just died.
             let _ = process::kill(daemon.pid, libc::SIGKILL);
-            // However long this takes: the daemon may be reading the disk into memory that outlives
-            // it.
+            // We wait however long this takes: the daemon may be reading the disk into memory that
+            // outlives it.
             while !processes::wait_for(COME_BACK, || daemon.is_over()) {}
         }
         self.buried.extend(self.daemon_child.take());
