@@ -1,11 +1,11 @@
 //! From a replaced `syscall` to the function that handles it, and back.
 //!
-//! A system call changes only `rax`, `rcx` and `r11`, so everything else that the C library may
-//! rely on is kept. That is the other registers, the flags, the processor's extended state, and the
-//! 128 bytes below the stack pointer (the red zone).
+//! A system call changes only `rax`, `rcx` and `r11`. The C library may rely on everything else, so
+//! `entry` keeps the other registers, the flags and the processor's extended state. It also keeps
+//! the 128 bytes below the stack pointer (the red zone).
 //!
 //! Saving the whole extended state takes longer than the rest of the work for most calls. So a
-//! first function gets each call. Like any code for baseline x86-64, it changes only the lower
+//! first function gets each call. It is compiled for baseline x86-64, and so changes only the lower
 //! halves of vector registers.
 
 use std::arch::{asm, naked_asm};
@@ -28,7 +28,7 @@ impl Call {
     pub const NOT_MADE: i64 = -(1 << 30);
 }
 
-/// A call with the registers that the program has then, as `entry` keeps them on its stack.
+/// A call, with the program's registers at that moment, as `entry` keeps them on its stack.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Frame {
@@ -61,7 +61,7 @@ pub struct Registers {
 }
 
 impl Frame {
-    /// The frame of a call that is looked at.
+    /// The frame of a call that a look function handles.
     pub fn of(call: &Call) -> *const Frame {
         std::ptr::from_ref(call).cast()
     }
@@ -111,7 +111,7 @@ pub enum Outcome {
     /// The stub makes the call, with the program's own registers and stack. For calls that return
     /// twice, on another stack, or never.
     Bare = 1,
-    /// From the first function: nothing was done, and the second one gets the call.
+    /// From the first function: it has done nothing, and the second function gets the call.
     Undecided = 2,
     /// The call was made, and the program continues on the stack that is its second argument.
     OnStack = 3,
@@ -123,8 +123,8 @@ type Look = fn(&mut Call) -> Outcome;
 /// The functions that handle calls.
 #[derive(Debug, Clone, Copy)]
 pub struct Looks {
-    /// The first one. It may change no more of the extended state than the registers `xmm0` to
-    /// `xmm15`. So it calls nothing of the C library, whose copies use all registers of the
+    /// The first function. Of the extended state it may change only the registers `xmm0` to
+    /// `xmm15`. So it calls nothing of the C library, whose `memcpy` uses all registers of the
     /// processor.
     pub first: Look,
     /// The second function, which decides the calls that the first leaves undecided.
@@ -141,7 +141,7 @@ pub(crate) fn set(looks: Looks) {
 }
 
 extern "C" fn look_first(call: &mut Call) -> Outcome {
-    // Compiled for a processor with AVX, any code may change the upper halves.
+    // If we are compiled for processors with AVX, our code may change the upper halves.
     if cfg!(target_feature = "avx") {
         return Outcome::Undecided;
     }
@@ -277,7 +277,7 @@ pub(crate) unsafe extern "C" fn entry() {
         "xrstor64 [rsp]",
         "3:",
         "mov rsp, rbx",
-        // For these few instructions a debugger cannot find the caller.
+        // During the next few instructions a debugger cannot find the caller.
         ".cfi_undefined rip",
         // The outcome is in r11: 0 is done, and the result is the call's.
         "mov rax, [rsp]",

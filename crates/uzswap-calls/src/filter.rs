@@ -1,4 +1,4 @@
-//! The system calls that a filter of seccomp allows: the filter is run as the kernel runs it.
+//! Finds the system calls that a seccomp filter allows, by running the filter as the kernel does.
 //!
 //! A filter is a program of classic BPF over one call: its number, the architecture, the address of
 //! the instruction, six arguments (`linux/seccomp.h`, `linux/filter.h`). It has no loops.
@@ -21,7 +21,8 @@ pub struct Instruction {
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCHITECTURE: u32 = 0xc000_003e;
-/// The part of an answer with the action, and the two actions that make the call.
+/// The part of a filter's answer that is the action, and the two actions with which the kernel
+/// makes the call.
 const ACTION: u32 = 0xffff_0000;
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
@@ -54,7 +55,7 @@ fn run(filter: &[Instruction], call: &Call, address: u64) -> Option<u32> {
         let Instruction { code, if_true, if_false, k } = *filter.get(at)?;
         at += 1;
         let jump = |holds: bool| usize::from(if holds { if_true } else { if_false });
-        // Operations on `a` are with `x` or with the number, by one bit of their code.
+        // One bit of the code selects the other operand: `x`, or the number.
         let other = if code & 0x08 != 0 { x } else { k };
         match code {
             0x20 => a = load(call, address, k)?,                  // ld [k]
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn both_halves_of_an_argument_are_seen() {
-        // The second argument is 0x1_0000_0002, or the call ends the process.
+        // If the second argument is not 0x1_0000_0002, the call ends the process.
         let filter = [
             of(0x20, 0, 0, 24),
             of(0x15, 0, 3, 2),

@@ -7,10 +7,10 @@
 //!                  keeps all            → second(&mut Call) → Done(result) | Bare
 //! bare             syscall ; jmp back
 //! ```
-//! Ordinary programs make their system calls through the C library. Its `syscall` instructions are
-//! found ([`sites`]) and replaced while the other threads are stopped ([`stop`]). Before
-//! [`PreparedPatch::apply`] nothing is replaced, and calls cost nothing more. Afterwards only calls
-//! with the wanted numbers take the way above. x86-64 only.
+//! Ordinary programs make their system calls through the C library. This crate finds the `syscall`
+//! instructions ([`sites`]), and replaces them while the other threads are stopped ([`stop`]).
+//! Before [`PreparedPatch::apply`] nothing is replaced, and calls are as fast as without uzswap.
+//! Afterwards only calls with the wanted numbers take the way above. x86-64 only.
 //!
 //! A `syscall` whose number is not in the instruction before it becomes `ud2`, and the handler of
 //! SIGILL sends the thread to its stub: 1 to 2 µs more. The same `ud2` replaces the `syscall`

@@ -34,7 +34,7 @@ pub(crate) const JMP_NEAR_BYTES: usize = 2;
 pub(crate) const XOR_EAX: [u8; 2] = [0x31, 0xc0];
 
 /// `mov rax, 15`: the return from a signal's handler. It restores registers that belong to no call,
-/// and may not trap. So it is no site.
+/// and must not trap. So it is no site.
 const SIGRETURN: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
 
 /// A `syscall` instruction.
@@ -51,8 +51,8 @@ pub struct Site {
 pub enum Number {
     /// `mov eax, NUMBER`.
     Moved(u32),
-    /// `xor eax, eax`, which is too short for a long jump; but there is space for one nearby,
-    /// between two functions.
+    /// `xor eax, eax`, which is too short for a long jump. But nearby, between two functions, there
+    /// is space for a long jump.
     Cleared {
         /// The address of that space.
         room: usize,
@@ -62,7 +62,7 @@ pub enum Number {
     Before {
         /// Its length, at most that of a `mov`, five.
         bytes: usize,
-        /// The address of space for a long jump, if it is shorter than one.
+        /// The address of space for a long jump, if the instruction is shorter than a long jump.
         room: Option<usize>,
     },
     /// Something else.
@@ -115,8 +115,8 @@ pub struct Module {
     tables: Option<Range<usize>>,
 }
 
-/// All files that the dynamic linker lists, and the kernel's own (vDSO), which makes calls for
-/// the work that it leaves to the kernel.
+/// All files that the dynamic linker lists, and the kernel's own code (vDSO), which makes a system
+/// call where it cannot answer itself.
 pub fn modules() -> Vec<Module> {
     unsafe extern "C" fn add(
         info: *mut libc::dl_phdr_info,
@@ -134,8 +134,8 @@ pub fn modules() -> Vec<Module> {
     found
 }
 
-/// Makes the decoder's tables, which the decoder would make at its first use. A child that is
-/// forked while a thread makes them would wait for ever.
+/// Makes the decoder's tables ahead of the decoder's first use. A child that is forked while a
+/// thread makes the tables would wait for them for ever.
 pub fn make_tables() {
     let _ = Decoder::new(64, &[], DecoderOptions::NONE);
 }
@@ -203,7 +203,7 @@ impl Tables {
         let before = (place % PAGE) as usize;
         let length = before + (at + bytes - index_at) as usize;
         let (any, flags) = (std::ptr::null_mut(), MapFlags::PRIVATE);
-        // SAFETY: a new mapping, of a loaded file, which is not expected to be truncated.
+        // SAFETY: a new mapping, of a loaded file, which nobody is expected to truncate.
         let start =
             unsafe { mm::mmap(any, length, ProtFlags::READ, flags, file, place - before as u64) };
         let start = start.ok()? as usize;
@@ -352,8 +352,8 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
         }
         let is_cleared = bytes[..at].ends_with(&XOR_EAX);
         let movable = before.filter(|before| does_anywhere(before, address));
-        // Behind the end of a function, or of a part of one. Code without an entry in the tables
-        // may run into its padding: Bun's does.
+        // True behind the end of a function, or of a part of a function. Elsewhere padding is no
+        // space: code without an entry in the tables may run into it, as Bun's does.
         let is_behind_end = |at: usize| {
             let address = range.start + at;
             let function = functions.and_then(|all| all.before(address));
@@ -379,8 +379,8 @@ fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) -> Vec<Site
 }
 
 /// True if code soon compares `rax` with -4095 or -4096, by which a program checks if a call has
-/// failed. Go has no unwind tables, and one function for calls of all numbers; Bun keeps the answer
-/// elsewhere first.
+/// failed. Go needs this: it has no unwind tables, and makes calls of all numbers by one function.
+/// Bun first copies the answer to another register.
 fn is_checked(code: &[u8]) -> bool {
     const INSTRUCTIONS: usize = 3;
     let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
@@ -391,8 +391,8 @@ fn is_checked(code: &[u8]) -> bool {
     std::iter::from_fn(next).take(INSTRUCTIONS).any(is_check)
 }
 
-/// The number that the instruction before has put into `eax`. No call's number is 512 or more. A
-/// larger one shows that these bytes are not that instruction.
+/// The number that the instruction before has put into `eax`. No call's number is 512 or more: a
+/// larger number shows that these bytes are another instruction.
 fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
     let mov = bytes[at.checked_sub(MOV_BYTES)?..at].first_chunk::<MOV_BYTES>()?;
     let number = u32::from_le_bytes([mov[1], mov[2], mov[3], mov[4]]);
@@ -402,8 +402,8 @@ fn number_before(bytes: &[u8], at: usize) -> Option<u32> {
 /// The maximum bytes between two functions.
 const GAP_MAX: usize = 32;
 
-/// Space for a jump, within reach of a two-byte jump before `at`. It is padding as assemblers write
-/// it, which no thread executes.
+/// Space for a long jump, within reach of a two-byte jump before `at`. The space is an assembler's
+/// padding, which no thread executes.
 fn room_near(
     bytes: &[u8],
     at: usize,
@@ -420,16 +420,16 @@ fn room_near(
     let reach = at.saturating_sub(120)..(at + 120).min(bytes.len());
     reach.into_iter().find(|room| {
         let is_padding = PADDING.iter().any(|padding| bytes[*room..].starts_with(padding));
-        // Prefixes that assemblers add to make them longer.
+        // Prefixes by which assemblers make no-operations longer.
         let before = bytes[..*room].iter().rev();
         let prefixes = before.take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
         is_padding && !taken.contains(room) && is_behind_end(room - prefixes)
     })
 }
 
-/// True if, decoded from the beginning of a function, an instruction that never continues ends at
-/// an address. That is a return or a jump. At the end of the function it may be a call, which then
-/// never returns.
+/// True if an instruction ends at an address and never continues there: a return, a jump, or at the
+/// end of the function a call, which then never returns. The function is decoded from its
+/// beginning.
 fn ends_at(code: &[u8], function: &Range<usize>, address: usize) -> bool {
     let mut decoder = Decoder::with_ip(64, code, function.start as u64, DecoderOptions::NONE);
     let mut last = FlowControl::Next;
@@ -454,8 +454,9 @@ fn is_padding(code: &[u8], address: usize) -> bool {
     all.all(|one| matches!(one, Mnemonic::Nop | Mnemonic::Int3))
 }
 
-/// The instruction before a `syscall` at an address, if one begins there, decoded from the
-/// beginning of the function; inner `None` if it is the function's first.
+/// The instruction before the `syscall` at an address, by decoding the function from its beginning.
+/// `None` if no `syscall` begins there; inner `None` if the `syscall` is the function's first
+/// instruction.
 fn before_call(code: &[u8], start: usize, address: usize) -> Option<Option<Instruction>> {
     let mut decoder = Decoder::with_ip(64, code, start as u64, DecoderOptions::NONE);
     let mut before = None;
@@ -484,7 +485,7 @@ struct Functions<'a> {
 }
 
 impl<'a> Functions<'a> {
-    /// The tables that begin at an address with their index, and end with their segment.
+    /// The tables at an address, which begin with their index and end with their segment.
     fn new(start: usize, tables: &'a [u8]) -> Option<Self> {
         let bases = BaseAddresses::default().set_eh_frame_hdr(start as u64);
         let parsed = EhFrameHdr::new(tables, NativeEndian).parse(&bases, 8).ok()?;
@@ -529,7 +530,8 @@ mod tests {
         assert!(sites.len() > 300 && numbered * 10 > sites.len() * 7, "{numbered}/{}", sites.len());
         let has = |number: i64| sites.iter().any(|site| site.number.known() == Some(number as u32));
         assert!([libc::SYS_read, libc::SYS_mmap, libc::SYS_futex].into_iter().all(has));
-        // The function `syscall` has such a site; most other such functions wait for a lock.
+        // The function `syscall` has such a site. Most other functions with such a site wait for a
+        // lock.
         let moved = sites.iter().filter(|site| matches!(site.number, Number::Before { .. }));
         let moved = moved.count();
         assert!(moved > 20, "{moved}");

@@ -5,9 +5,9 @@
 //! stay     odd? → put itself on the list of that turn → wait until the turn is over
 //! ```
 //! A thread may block the signal, or be uninterruptible in the kernel (it waits for a disk, or for
-//! the child of a `vfork`). Then it does not stop, nothing is done, and the caller tries again
-//! later. Turn and list are one word, so that a thread that is late for one turn is not on the list
-//! of the next.
+//! the child of a `vfork`). Then that thread does not stop, no work is done, and the caller tries
+//! again later. Turn and list are one word, so that a thread that is late for one turn is not on
+//! the list of the next.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::thread::futex;
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// lock that others need.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// The turn, as it is in [`STAYING`]: stopped threads wait on this word.
+/// The same turn as in [`STAYING`], in a word on which stopped threads wait.
 static TURN: AtomicU32 = AtomicU32::new(0);
 /// The stopped threads of this turn: 16 bits of the turn, odd while threads must stop, and 48 of
 /// the address of the [`Node`] that came last.
@@ -110,7 +110,7 @@ pub fn stay(stack: usize) -> Option<WaitedCall> {
         return None;
     }
     while TURN.load(SeqCst) == turn {
-        // Interrupted, or the turn is over: it checks again.
+        // In any case the loop checks the turn again.
         let _ = futex::wait(&TURN, futex::Flags::PRIVATE, turn, None);
     }
     node.call.get()
@@ -132,10 +132,10 @@ fn arrive(turn: u32, node: &mut Node) -> bool {
 
 /// Begins the next turn, with an empty list.
 fn next_turn() -> u32 {
-    // Even and odd still alternate where it wraps around.
+    // Even and odd still alternate where the number wraps around.
     let turn = (turn_of(STAYING.load(SeqCst)) + 1) & 0xffff;
     let begin = || STAYING.store(u64::from(turn) << ADDRESS_BITS, SeqCst);
-    // A thread on the list must see its turn in both.
+    // A thread on the list must see its turn in both words.
     match turn.is_multiple_of(2) {
         true => (begin(), TURN.store(turn, SeqCst)),
         false => (TURN.store(turn, SeqCst), begin()),
@@ -182,7 +182,8 @@ pub fn others<R>(
     next_turn();
     let mut asked: Vec<Asked> = Vec::new();
     let stopped = loop {
-        // The order matters: a thread that exists now and is not stopped could make new threads.
+        // The list of stopped threads comes before the list of all threads: a thread that is not
+        // stopped could make new threads.
         let staying = staying();
         let is_staying = |thread: i32| staying.iter().any(|one| one.thread == thread);
         let is_missing = |thread: &i32| {
@@ -225,7 +226,8 @@ pub fn others<R>(
 /// All threads of this process. Fails if they cannot be listed: no descriptor is left, or threads
 /// begin and end too fast.
 pub fn threads() -> io::Result<Vec<i32>> {
-    // Without the C library, whose allocator's lock a stopped thread may have.
+    // This does without the C library's `opendir`, which allocates: a stopped thread may have the
+    // allocator's lock.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = fs::open(c"/proc/self/task", flags, Mode::empty())?;
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
@@ -249,12 +251,13 @@ fn has_ended(thread: i32) -> bool {
     if thread != rustix::process::getpid().as_raw_nonzero().get() {
         return false;
     }
-    // Without allocating, and for the first thread, which `/proc/self` names.
+    // Allocates nothing. `/proc/self/stat` has the state of the first thread.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut text = [0; 128];
     let file = fs::open(c"/proc/self/stat", flags, Mode::empty());
     let bytes = file.and_then(|file| rustix::io::read(&file, &mut text)).unwrap_or(0);
-    // Its number, its name in parentheses, which may have some too, and its state.
+    // The thread's number, its name in parentheses, and its state. The name may contain
+    // parentheses, too.
     let name_end = text[..bytes].iter().rposition(|byte| *byte == b')');
     name_end.is_some_and(|end| matches!(text.get(end + 2), Some(b'Z' | b'X')))
 }

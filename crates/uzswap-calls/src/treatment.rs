@@ -5,23 +5,26 @@ use std::fmt;
 /// The memory that a call uses, by the numbers of its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
-    /// At the first argument, as many bytes as the second says.
+    /// Memory at the first argument; the second is its length in bytes.
     Bytes(usize, usize),
-    /// At the first, as many elements as the second says, of that many bytes each.
+    /// Elements of this size at the first argument; the second is their number.
     Each(usize, usize, u64),
-    /// At the first, one byte for each page of as many bytes as the second says.
+    /// One byte for each page of a range, at the first argument; the second is the range's length
+    /// in bytes.
     Pages(usize, usize),
-    /// At the first, a number of eight bytes, and as many more bytes as the second says.
+    /// A number of eight bytes at the first argument, and more bytes behind it; the second counts
+    /// these.
     Typed(usize, usize),
     /// That many bytes.
     Fixed(usize, u64),
     /// A text that ends with a zero: at most 4096 bytes.
     Text(usize),
-    /// At the first, as many `iovec` as the second says, and their buffers.
+    /// A list of `iovec` at the first argument, and their buffers; the second is the list's length.
     Vector(usize, usize),
     /// A `msghdr`, and its buffers.
     Message(usize),
-    /// At the first, as many `mmsghdr` as the second says, and their buffers.
+    /// A list of `mmsghdr` at the first argument, and their buffers; the second is the list's
+    /// length.
     Messages(usize, usize),
 }
 
@@ -31,9 +34,9 @@ pub enum Treatment {
     /// The call uses no memory, or the kernel does not read that memory before the call ends. It is
     /// not replaced.
     Left,
-    /// The kernel no longer has it, or never had.
+    /// The kernel no longer has the call, or never had it.
     Absent,
-    /// It moves data: these buffers are brought in and pinned during the call.
+    /// The call moves data: these buffers are brought in and pinned during the call.
     Pinned(&'static [Buffer]),
     /// These arguments may refer to memory: pages there are pinned, and the call is repeated if it
     /// fails with `EFAULT`.

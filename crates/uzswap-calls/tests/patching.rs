@@ -79,8 +79,8 @@ fn set_handlers() {
     }
 }
 
-/// The C library blocks signals for its own work. It must not block the signal that its calls now
-/// need.
+/// The C library blocks signals for its own work. It must not block SIGILL, which its replaced
+/// calls need now.
 fn without_ours(call: &mut Call) -> Outcome {
     let [how, set, old, bytes, ..] = call.arguments;
     if set == 0 || how == libc::SIG_UNBLOCK as u64 {
@@ -237,7 +237,7 @@ fn check_last_argument() {
     let mut file = tempfile();
     file.write_all(&[1; 4096]).unwrap();
     file.write_all(&[2; 4096]).unwrap();
-    // All as wide as the function takes them.
+    // All arguments have the width that the function takes.
     let (access, flags) = (i64::from(libc::PROT_READ), i64::from(libc::MAP_PRIVATE));
     let (none, page, descriptor) = (0i64, 4096i64, i64::from(file.as_raw_fd()));
     // SAFETY: a new mapping, which is read where it is mapped, and then unmapped.

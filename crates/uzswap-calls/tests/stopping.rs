@@ -19,7 +19,7 @@ extern "C" fn met(_: i32) {
     _ = stop::stay(0);
 }
 
-/// Sets the most descriptors; returns the value before.
+/// Sets the limit of descriptors, and returns the earlier limit.
 fn limit(descriptors: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes and reads a valid structure.

@@ -2,7 +2,7 @@
 //!
 //! The kernel shows it in `/proc/thread-self/statm`. The first read of that file in a process costs
 //! 30 to 40 microseconds, as much as the rest of this library. Most programs that have asked for 4
-//! MiB have freed most of it; a small heap of the C library shows that for free.
+//! MiB have freed most of it. The size of the C library's heap shows that without a system call.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -12,7 +12,8 @@ use uzswap_tree::front::{Front, QUEUED_LEAST};
 /// At the start the C library does not take larger blocks from its heap.
 pub const LARGE: usize = 128 << 10;
 
-/// Consecutive checks that may be skipped. If the heap cannot grow, memory may have another source.
+/// Consecutive measurements that a small heap may save. The heap may be small because it cannot
+/// grow, and memory comes from elsewhere.
 const LEFT_OUT_MAX: u32 = 3;
 
 /// The end of the heap at the start.
@@ -21,7 +22,7 @@ static HEAP_END: AtomicUsize = AtomicUsize::new(0);
 static LARGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 static LEFT_OUT: AtomicU32 = AtomicU32::new(0);
 
-/// Called before the first count.
+/// Notes the heap's end. Called before the first count.
 pub fn begin() {
     HEAP_END.store(heap_end(), Relaxed);
 }

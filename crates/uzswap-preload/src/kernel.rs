@@ -1,8 +1,8 @@
 //! Functions of the C library that only make a system call, for the code of this library.
 //!
-//! A library of the program's may have functions by these names (fakechroot, libfaketime). Those
-//! would open another file than ours, return another time, or ask for memory while we count it. So
-//! the linker replaces them by the functions of this file (build.rs).
+//! A library of the program's may have functions by these names (fakechroot, libfaketime). Such a
+//! function could open another file than ours, return another time, or ask for memory while we
+//! count memory. So the linker replaces them by the functions of this file (build.rs).
 
 use crate::interposed::{answer, raw};
 

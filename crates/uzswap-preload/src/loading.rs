@@ -1,8 +1,9 @@
 //! Loads the agent.
 //!
 //! The thread that asks for memory does not load the agent: it may be inside the dynamic linker,
-//! which does not load one library in the middle of another. A thread of our own waits for the
-//! linker's lock. A thread that waits for our thread may have that lock, so it waits only briefly.
+//! which does not load one library in the middle of another. A thread of ours loads it instead, and
+//! waits for the linker's lock. The thread that waits for our thread may have that lock, so its
+//! wait is short.
 
 use crate::{front, masks, say, thread};
 use libc::{c_char, c_int, c_void};
@@ -18,7 +19,7 @@ const AGENT: &CStr = c"libuzswap_agent.so";
 
 /// The longest time that loading takes if the dynamic linker is not busy, in milliseconds.
 pub const LOAD_TIME: u32 = 20;
-/// Milliseconds after which a loading thread is assumed to wait for the caller.
+/// Milliseconds after which we assume that the loading thread waits for the caller.
 const PATIENCE: u32 = 100;
 
 /// Not tried yet.
@@ -29,8 +30,8 @@ const LOADING: u32 = 1;
 const ENDED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(NOT_LOADED);
-/// Threads that are forking: in a child that is forked during loading, the dynamic linker would
-/// never finish.
+/// The number of threads that are forking. If a child were forked during loading, its dynamic
+/// linker would never finish.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The agent's hooks; null where it is not loaded.
 static HOOKS: AtomicPtr<Hooks> = AtomicPtr::new(ptr::null_mut());
@@ -120,8 +121,8 @@ pub fn give_up(reason: &[&[u8]]) {
 }
 
 /// Opens the agent in a thread with a table of descriptors of its own. In the program's table the
-/// library's file would have the lowest free number, and a program that closes all its descriptors
-/// would close it while the dynamic linker reads it. The caller's signals are blocked.
+/// library's file would have the lowest free number. A program that closes all its descriptors
+/// would close that file while the dynamic linker reads it. The caller's signals are blocked.
 fn open_apart() -> *const Hooks {
     // SAFETY: the thread of the caller blocks the program's signals.
     let opened = unsafe { thread::run(open_in_own_table) };
@@ -146,7 +147,7 @@ fn open_library() -> *mut c_void {
     unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE) }
 }
 
-/// The agent's hooks; null where it cannot be loaded, which was reported.
+/// The agent's hooks. Null if the agent cannot be loaded; the reason was reported then.
 fn open() -> *const Hooks {
     let handle = open_library();
     // SAFETY: names end with a zero, and so do the linker's texts; the function has this form, by
@@ -198,7 +199,7 @@ fn beside_own(path: &mut [c_char]) -> bool {
 }
 
 /// Forks through the agent if it is loaded. Otherwise waits while a thread loads the agent, unless
-/// that thread seems to wait for us.
+/// that thread seems to wait for the caller.
 ///
 /// # Safety
 /// As of `next`, which is `fork`.
@@ -209,7 +210,7 @@ pub unsafe fn fork(next: Fork) -> libc::pid_t {
             // SAFETY: the caller's promise.
             return unsafe { (hooks.fork)(next) };
         }
-        // From now on a thread that begins to load the agent waits for us.
+        // From now on a thread that begins to load the agent waits for this fork.
         FORKS.fetch_add(1, SeqCst);
         let is_loading = STATE.load(SeqCst) == LOADING;
         if hooks().is_none() && (!is_loading || waited == PATIENCE) {

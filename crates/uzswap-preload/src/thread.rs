@@ -1,7 +1,7 @@
 //! Starts threads of this library.
 //!
 //! Their stacks lie where neither the kernel nor a program puts a mapping by itself. The C library
-//! would map them where the highest hole is, and the program may be about to map there again.
+//! would map them in the highest hole, where the program may be about to map memory again.
 
 use libc::{c_int, c_void, pthread_t};
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
@@ -10,7 +10,7 @@ use std::ptr;
 use uzswap_tree::front::{PLACE, PLACE_UNIT, PLACE_UNITS, STACK};
 use uzswap_tree::variables::variables_bytes;
 
-/// The number of times that a stack may be doubled.
+/// The number of times that we may double a stack's size.
 const DOUBLINGS: u32 = 6;
 
 /// Bytes of the guard below a stack.

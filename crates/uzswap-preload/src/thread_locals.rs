@@ -1,9 +1,9 @@
 //! Thread-local variables of this library and of the agent.
 //!
 //! The agent is loaded when the program has run for long. Its variables would use up the space that
-//! the C library reserves for late libraries, and the program may load others that need it. So this
-//! library, which is loaded with the program, has the space for them: at the same distance from
-//! each thread's block.
+//! the C library reserves for late libraries, which the program's own late libraries may need. So
+//! this library, which is loaded with the program, contains the space for the agent's variables: at
+//! the same distance from each thread's block.
 
 use std::arch::{asm, global_asm};
 
@@ -75,7 +75,7 @@ pub fn set_asked(asked: usize) {
     write::<{ ThreadWord::Asked as usize }>(asked);
 }
 
-/// True while this thread has the dynamic linker search for a function.
+/// True while the dynamic linker searches for a function on behalf of this thread.
 pub fn is_searching() -> bool {
     read::<{ ThreadWord::Searching as usize }>() != 0
 }

@@ -2,10 +2,10 @@
 //! is being loaded.
 //!
 //! The dynamic linker allocates and frees by that allocator, which may work only after some point
-//! in `main`: GCL's counts blocks in tables that exist only from then on. Without us nothing calls
-//! it earlier. Our call would end such a program. So a child loads the agent first. The child has
-//! the same memory, and this process has one thread. So loading the agent ends in the same way
-//! here.
+//! in `main`: GCL's counts blocks in tables that `main` makes. Without uzswap nothing calls the
+//! allocator earlier, and our early call would end such a program. So a child loads the agent
+//! first. The child has the same memory, and this process has one thread. So loading the agent has
+//! the same outcome here as in the child.
 //!
 //! The kernel reports such a child to a tracer as a thread. A debugger then takes both memories for
 //! one, and the child runs into breakpoints. So no tracer gets the child, and a traced program is
@@ -15,7 +15,7 @@ use crate::{counted, loading};
 use libc::{c_int, c_long, pid_t};
 use std::ptr;
 
-/// Milliseconds after which a child is assumed to wait for ever.
+/// Milliseconds after which we assume that a child waits for ever.
 const PATIENCE: u32 = 3000;
 
 unsafe extern "C" {

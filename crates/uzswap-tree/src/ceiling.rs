@@ -1,15 +1,15 @@
 //! The memory that all processes have together if each page that forks share is copied.
 //!
 //! A write copies such a page at the speed of memory, and uzswap sees no fault. Beyond a
-//! container's limit the kernel kills. So the copies have room before they are made: each process
-//! counts the pages that it shares in full, and all processes together stay below the *ceiling*.
+//! container's limit the kernel kills. So uzswap makes room for the copies before they exist: each
+//! process counts its shared pages in full, and all processes together stay below the *ceiling*.
 
 use crate::Tree;
 use crate::name::Name;
 use crate::share::level;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A fork does not wait for the last part of the ceiling: a budget is not kept to the byte.
+/// A fork may exceed the ceiling by this part, because no budget is kept to the byte.
 const SLACK: u64 = 32;
 
 impl Tree {
@@ -19,7 +19,8 @@ impl Tree {
     }
 
     /// Reports this process's memory, shared pages in full, and the memory of a child that it is
-    /// about to make. Returns the bytes that it may have under the ceiling, without that child.
+    /// about to make. Returns the bytes that this process may have under the ceiling, without that
+    /// child.
     pub fn whole_allowance(&self, whole: u64, child: u64) -> u64 {
         let Some(ceiling) = Some(self.table.ceiling.load(Relaxed)).filter(|bytes| *bytes > 0)
         else {
@@ -33,8 +34,8 @@ impl Tree {
         beneath(ceiling, least, &others)
     }
 
-    /// True if a child with as much memory as this process has room under the ceiling. The others
-    /// leave that room from now on.
+    /// True if there is room under the ceiling for a child with as much memory as this process. The
+    /// others leave that room from now on.
     pub fn has_room_for_child(&self, whole: u64) -> bool {
         self.own().inspect(|slot| slot.whole.store(2 * whole, Relaxed));
         let others: u64 = self.whole_of_others().iter().map(|(bytes, _)| bytes).sum();

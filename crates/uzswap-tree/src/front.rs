@@ -14,16 +14,16 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 /// Sets the agent up; returns its hooks. Null: the agent is of another version than the front.
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
-/// Changes with the layout below.
+/// A number that changes with the layout below.
 pub const FORM: u64 = 0x757a_6672_6f6e_000a;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
 
 /// The stacks of the front's threads lie above this address, by a random number of units. Neither
-/// the kernel nor a program puts any mapping there by itself. The agent's mappings end below it.
-/// Front and agent both take their random number from the address of their code, so they could
-/// otherwise collide.
+/// the kernel nor a program puts any mapping there by itself. The agent's mappings end below this
+/// address. Otherwise they could collide with these stacks: front and agent both take their random
+/// number from the address of their code.
 pub const PLACE: usize = 0x4f00_0000_0000;
 /// See [`PLACE`].
 pub const PLACE_UNIT: usize = 64 << 10;
@@ -65,10 +65,10 @@ pub struct Front {
     /// True if faults raise SIGSEGV, because userfaultfd is denied.
     pub protects: bool,
     /// True if the program has an allocator of its own, which the C library uses too. That
-    /// allocator may call `mmap` with its locks held. No thread can be started there, since
-    /// starting one allocates.
+    /// allocator may call `mmap` with its locks held. In such a call no thread can be started,
+    /// since starting a thread allocates.
     pub has_own_allocator: bool,
-    /// This process's number. In a child forked past the C library it is still the parent's.
+    /// This process's number. In a child forked past the C library it is still the parent's number.
     pub process: AtomicU32,
     /// Reasons why a thread that asks for memory waits: [`TAKING`], [`QUEUED`].
     pub waits: AtomicU32,
@@ -78,7 +78,7 @@ pub struct Front {
     /// The last thread of the program's that was seen to end by a system call: its number, and its
     /// status in the last 8 bits.
     pub ended: AtomicU64,
-    /// This process was forked past the C library, which counts its parent's threads still.
+    /// This process was forked past the C library, which still counts the parent's threads.
     pub is_past_library: AtomicBool,
 }
 
@@ -92,7 +92,7 @@ pub struct Hooks {
     pub wait: extern "C" fn(),
     /// The body of the watching thread. It returns if there is nothing to watch.
     pub watch: extern "C" fn(),
-    /// Starts such a thread.
+    /// Starts a watching thread.
     pub start_watching: extern "C" fn(),
     /// Forks by the function that the program would use without the front.
     pub fork: unsafe extern "C" fn(next: Fork) -> pid_t,
@@ -106,7 +106,7 @@ pub struct Hooks {
     /// System V's `signal`.
     pub sysv_signal: unsafe extern "C" fn(c_int, usize) -> usize,
     /// Calls `unshare` or `setns`, by its number, and returns the kernel's answer. If the program
-    /// has one thread, ours end for the call.
+    /// has only one thread, ours end before the call and start again after it.
     pub alone: extern "C" fn(c_long, u64, u64) -> c_long,
     /// The number of the program's threads, without ours.
     pub threads: extern "C" fn() -> u64,
@@ -136,7 +136,7 @@ impl Front {
         self.ended.store(thread << 8 | status & 0xff, SeqCst);
     }
 
-    /// The last thread that was noted so, and its status.
+    /// The last thread that [`Self::note_end`] noted, and its status.
     pub fn ended(&self) -> Option<(i32, i32)> {
         let ended = self.ended.load(SeqCst);
         (ended != 0).then_some(((ended >> 8) as i32, (ended & 0xff) as i32))

@@ -113,8 +113,8 @@ impl Tree {
         path.into_with_c_str(|path| Ok(Self::map(path)))?.map_err(io::Error::from_raw_os_error)
     }
 
-    /// This calls the C library directly: functions that check their arguments have code for a
-    /// panic, which would be most of a small library.
+    /// Calls the C library directly. Functions that check their arguments contain code for a panic,
+    /// which would be most of a small library.
     fn map(path: &CStr) -> Result<Self, c_int> {
         let bytes = size_of::<Table>();
         let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
@@ -153,8 +153,8 @@ impl Tree {
         self.table
     }
 
-    /// Takes a slot. In a fork, the new slot replaces the parent's. If all slots are taken, this
-    /// process is not counted.
+    /// Takes a slot. In a forked child, the new slot takes the place of the parent's slot. If all
+    /// slots are taken, this process is not counted.
     pub fn rejoin(&self) {
         self.rejoin_as(self.own_name());
     }
@@ -187,8 +187,8 @@ impl Tree {
         let slots = self.table.used_slots();
         // A program that ran in this process before `exec` may have left its slot.
         let before = slots.iter().position(|slot| slot.name() == name);
-        // A free slot first: a process that does not know its namespace yet may take a living
-        // process for dead.
+        // A free slot first: a process that does not know its namespace yet may mistake a living
+        // process for a dead one.
         let take = |may_judge| self.table.slots.iter().position(|slot| slot.take(name, may_judge));
         let at = before.or_else(|| take(false)).or_else(|| take(true)).unwrap_or(SLOTS);
         self.table.slots_used.fetch_max((at + 1).min(SLOTS) as u32, Relaxed);
@@ -270,7 +270,8 @@ impl Tree {
         })
     }
 
-    /// Answers that process: all pages are in, or there is no memory for them.
+    /// Answers the process that wants to read this memory: all pages are in, or there is no memory
+    /// for them.
     pub fn answer_whole(&self, is_in: bool) {
         let answer = if is_in { ALL_IN } else { NO_ROOM };
         self.own().inspect(|slot| slot.answer.store(answer, Release));
@@ -499,7 +500,7 @@ mod tests {
         inside.settle(9);
         table.forget(|one| one == 77);
         assert_eq!(number(), Some(0), "it has another slot");
-        // If the maker does not know its namespace, all numbers count as of one namespace.
+        // If the maker does not know its namespace, all numbers count as numbers of one namespace.
         table.space.store(0, Relaxed);
         inside.settle(9);
         assert_eq!(number(), None);

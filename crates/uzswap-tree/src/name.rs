@@ -1,8 +1,8 @@
 //! The name of a process in a tree: its number, and the PID namespace that the number is of.
 //!
 //! A sandbox numbers its processes anew, so that several processes of a tree may be number 2. A
-//! number of another namespace is useless, because in this one it names no process, or a different
-//! one.
+//! number from another namespace is useless, because in this namespace it names no process, or a
+//! different process.
 
 /// A process of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

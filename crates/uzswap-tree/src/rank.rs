@@ -15,8 +15,8 @@ pub struct Rank {
     pub slot: usize,
 }
 
-/// A process becomes idle when another process works this many times as much. It stays idle until
-/// the other works half as many times as much.
+/// A process becomes idle when the busiest process works more than this many times as much. It
+/// stays idle while the busiest process works more than half this many times as much.
 const IDLE: u64 = 16;
 
 /// True if a process is idle. `worked` is its recent work, `most` that of the busiest process. Both
@@ -63,7 +63,7 @@ impl Tree {
 
 impl Table {
     /// Sets how far the first processes are favoured, in parts of [`crate::share::FAVOUR`], and the
-    /// CPUs of all.
+    /// number of CPUs of all processes.
     pub fn favour(&self, parts: u64, cpus: u64) {
         self.cpus.store(cpus, Relaxed);
         self.favour.store(parts, Relaxed);

@@ -15,7 +15,7 @@ pub struct Remote {
     pub errors: u64,
     /// Segments that the store no longer had, or had only a part of.
     pub lost: u64,
-    /// Reads that it answered, by the powers of two of their times.
+    /// Reads that the store answered, by the powers of two of their times.
     pub times: [u64; TIMES],
 }
 

@@ -57,15 +57,16 @@ pub struct Allowance {
 }
 
 /// A process's share of `total` bytes, beside these others. If the process is stuck, and no process
-/// can give memory back, the memory of those that are left alone does not count. They may be
-/// waiting for this process, so it exceeds the budget instead of waiting for them, or ending. No
-/// process has less than it needs to run: if all together need more than `total`, they exceed it.
+/// can give memory back, the memory of processes that are left alone does not count. They may be
+/// waiting for this process, so this process exceeds the budget instead of waiting for them, or
+/// ending. No process has less than it needs to run: if all together need more than `total`, they
+/// exceed it.
 ///
 /// The shares are equal if no process is favoured. Otherwise each process keeps a part of an equal
 /// share, which is smaller the greater the favour. The first process gets as much of the rest as it
 /// uses, then the next process, and so on. If no more processes work than there are CPUs, the
-/// working ones share equally the memory that the idle ones leave. If we slowed one of these
-/// processes down, a CPU would be idle.
+/// working ones share equally the memory that the idle ones leave. If we slowed a working process
+/// down then, a CPU would be idle.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =
@@ -110,9 +111,9 @@ fn share_beside(total: u64, own: Own, others: &[Other]) -> Allowance {
 }
 
 /// The memory that a process with `used` bytes may have until its next report, if `growing`
-/// processes may grow meanwhile; the others use all of `total` but `left`. Each takes an equal part
-/// of the free memory. When one of 24 processes ended, each of the others would otherwise take the
-/// 21 MiB that it had. No process waits for an equal part of all.
+/// processes may grow meanwhile. The others use all of `total` but `left`. Each growing process may
+/// take an equal part of the free memory. Otherwise, when one of 24 processes ended, each of the
+/// others would take the 21 MiB that the ended one had. An equal part of `total` is always allowed.
 fn soon(total: u64, used: u64, left: u64, growing: u64) -> u64 {
     (used + left.saturating_sub(used) / growing).max(total / growing)
 }
@@ -120,7 +121,7 @@ fn soon(total: u64, used: u64, left: u64, growing: u64) -> u64 {
 /// The part of a process if the first ones are favoured; `equal` is its part otherwise.
 fn favoured(total: u64, equal: u64, own: Own, others: &[Other]) -> u64 {
     let least = equal * FAVOUR.saturating_sub(own.favour) / FAVOUR;
-    // The memory that counts of a process that may be cut.
+    // The part of another process's memory that counts, if that process may be cut.
     let kept = |other: &Other| {
         let kept = if other.is_left_alone { equal } else { least };
         (other.used + other.reserved).min(kept.max(other.least))

@@ -345,7 +345,7 @@ impl Table {
         suspended + count * 2 * largest > total
     }
 
-    /// Makes processes that grow wait for their turn ([`crate::Tree::queue`]), or no longer. A
+    /// Makes processes that grow wait for their turn ([`crate::Tree::queue`]), or ends that. A
     /// waiting process counts as suspended.
     pub fn set_taking_turns(&self, takes_turns: bool) {
         self.looks.fetch_add(1, Relaxed);
@@ -400,8 +400,8 @@ pub(crate) struct ProcessSlot {
     /// Anonymous memory in bytes, now and when the process last asked for much.
     pub(crate) used: AtomicU64,
     pub(crate) grew_to: AtomicU64,
-    /// The same with all that forks share in full, and with a child that the process is about to
-    /// make.
+    /// The same, with memory that forks share counted in full, and with a child that the process is
+    /// about to make.
     pub(crate) whole: AtomicU64,
     /// Bytes that the process is about to need besides.
     pub(crate) reserved: AtomicU64,
@@ -427,7 +427,7 @@ pub(crate) struct ProcessSlot {
     pub(crate) visit: VisitSlot,
 }
 
-/// [`ProcessSlot::seen_as`] of a process that [`Table::see`] has not found once.
+/// [`ProcessSlot::seen_as`] of a process that [`Table::see`] has looked for once, and not found.
 const MISSED: u32 = u32::MAX;
 /// All pages of a process are in.
 pub(crate) const ALL_IN: u32 = 1;
@@ -458,7 +458,7 @@ impl ProcessSlot {
         self.ring();
     }
 
-    /// Has the thread that watches the process look.
+    /// Makes the process's watching thread look.
     pub(crate) fn ring(&self) {
         ring(&self.bell);
     }

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// A text that one process writes once. Before, it is empty. Its bytes are in words of eight.
+/// A text that one process writes once, and that is empty until then. Its bytes are in words of
+/// eight.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Text<const WORDS: usize> {

@@ -1,7 +1,8 @@
 //! The part of a thread's stack that the C library takes for the thread's variables (`__thread`).
 //!
-//! It takes them from a stack of any size, and refuses only a stack that they do not fit into. A
-//! program may have many variables, and of a stack that they just fit into nothing would be left.
+//! The C library takes them from a stack of any size, and refuses only a stack into which they do
+//! not fit. A program may have so many variables that they just fit. Then nothing of the stack
+//! would be left for the thread.
 
 #![expect(
     unsafe_code,

@@ -96,7 +96,8 @@ impl Visit<'_> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        // A process that learns its namespace has left its slot to others.
+        // When a process learns its namespace, it takes another slot, and another process may have
+        // this slot now.
         self.visit.change(self.granted, self.granted.next());
     }
 }
@@ -127,13 +128,13 @@ impl Tree {
         host.is_there().then_some(host)
     }
 
-    /// Says if the calling thread answers those that ask for this process's pages.
+    /// Sets if the calling thread answers the visitors that ask for this process's pages.
     pub fn set_host(&self, is_host: bool) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         self.own().inspect(|slot| slot.host.store(if is_host { thread } else { 0 }, SeqCst));
     }
 
-    /// Those that ask for pages of this process.
+    /// The visitors that ask for pages of this process.
     pub fn guests(&self) -> impl Iterator<Item = Guest> + '_ {
         let own = self.own().map_or(Name::NONE, ProcessSlot::name);
         let slots = self.table.used_slots().iter().enumerate();
@@ -142,7 +143,7 @@ impl Tree {
             let word = visit.load();
             let is_ours = word.state() == VisitWord::ASKED && visit.host.load(Relaxed) == own.0;
             let (from, bytes) = (visit.from.load(Relaxed), visit.bytes.load(Relaxed));
-            // Otherwise the numbers may be those of the next visit.
+            // If the word has changed, the numbers may be those of the next visit.
             let is_same = || visit.load() == word;
             let guest = Guest { slot, visitor, word, from, bytes: bytes.min(VISIT_BYTES_MAX) };
             (is_ours && own != Name::NONE && is_same()).then_some(guest)
@@ -181,7 +182,7 @@ impl Tree {
         ring(self.bell());
     }
 
-    /// Waits until the bell is rung once more, but no longer than that.
+    /// Waits until the bell is rung once more, but no longer than `most`.
     pub fn await_bell(&self, rung: u32, most: Duration) {
         wait(self.bell(), rung, most);
     }

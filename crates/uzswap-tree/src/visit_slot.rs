@@ -56,7 +56,7 @@ const _: () = assert!(PAGES_MAX <= VisitWord::PAGES_MASK);
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct VisitSlot {
-    /// A [`VisitWord`]. The other states are those of a requested visit.
+    /// A [`VisitWord`].
     word: AtomicU32,
     /// The [`Name`] of the host.
     pub(crate) host: AtomicU64,
@@ -128,7 +128,7 @@ pub(crate) fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
 }
 
-/// Waits while a word has a value, but no longer than that.
+/// Waits while a word has a value, but no longer than `most`.
 pub(crate) fn wait(word: &AtomicU32, value: u32, most: Duration) {
     // In any case the caller checks again.
     let _ = futex::wait(word, futex::Flags::empty(), value, most.try_into().ok().as_ref());

@@ -1,6 +1,6 @@
-//! Code of files that the dynamic linker does not list: it lists those of its caller's namespace
-//! alone. Libraries by `dlmopen` and `LD_AUDIT` have another namespace, with a C library of their
-//! own, and some programs load files themselves.
+//! Code of files that the dynamic linker does not list. It lists only the files of its caller's
+//! namespace. Libraries that are loaded by `dlmopen` and `LD_AUDIT` have another namespace, with a
+//! C library of their own, and some programs load files themselves.
 
 use super::Module;
 use object::LittleEndian;
@@ -11,8 +11,7 @@ use std::io;
 use std::ops::Range;
 use uzswap_sys::map::{Mapped, PAGE_BYTES};
 
-/// The files with code that is mapped, but for those that are listed. Code that may not be read is
-/// left out.
+/// The files with mapped code, without the listed files and without code that may not be read.
 pub fn unlisted(listed: &[Module]) -> io::Result<Vec<Module>> {
     let maps = fs::read_to_string("/proc/thread-self/maps")?;
     let maps: Vec<_> = maps.lines().filter_map(Mapped::parse).collect();

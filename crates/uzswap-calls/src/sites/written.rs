@@ -1,17 +1,18 @@
-//! Code that the program writes as it runs. Nobody knows where its instructions begin, and the
-//! program may write, copy or read it again. So its system calls are not replaced.
+//! Code that the program writes as it runs. We cannot know where its instructions begin, and the
+//! program may write, copy or read the code again. So we do not replace its system calls.
 
 use super::{MOV_BYTES, MOV_EAX, SYSCALL};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
-/// Bytes before a `syscall` in which its number is set: six arguments are set in between.
+/// The most bytes between the start of the instruction that sets a call's number and the `syscall`.
+/// Six arguments may be set in between.
 pub const BEFORE: usize = 64;
 
 /// `mov rax, imm32`, without the number.
 const MOV_RAX: [u8; 3] = [0x48, 0xc7, 0xc0];
 
-/// True if code makes a wanted call: a `syscall` in the run of instructions that begins with one
-/// that sets its number.
+/// True if code makes a wanted call: a run of instructions begins by setting the call's number, and
+/// contains a `syscall`.
 pub fn makes_call(code: &[u8], wants: impl Fn(u32) -> bool) -> bool {
     memchr::memmem::find_iter(code, &SYSCALL).any(|at| {
         let before = &code[at.saturating_sub(BEFORE)..at + SYSCALL.len()];
@@ -24,7 +25,7 @@ pub fn makes_call(code: &[u8], wants: impl Fn(u32) -> bool) -> bool {
     })
 }
 
-/// True if the last instruction of these bytes is `syscall`, and no other one leads elsewhere.
+/// True if the last instruction of these bytes is `syscall`, and no other instruction jumps.
 fn runs_into_call(code: &[u8]) -> bool {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
@@ -51,7 +52,8 @@ mod tests {
         let mov_long = [0x48, 0xc7, 0xc0, 0, 0, 0, 0, 0x0f, 0x05];
         assert!(makes_call(&mov, is_read) && makes_call(&mov_long, is_read));
         assert!(!makes_call(&mov, |number| number == 1) && !makes_call(&mov[5..], is_read));
-        // Its two bytes are part of another instruction, or another one leads elsewhere.
+        // The two bytes of `syscall` are part of another instruction, or an instruction before them
+        // jumps.
         let inside = [&mov[..5], &[0x48, 0xb9, 1, 2], &SYSCALL, &[3, 4, 5, 6]].concat();
         let jump = [&mov[..5], &[0xeb, 0], &SYSCALL[..]].concat();
         assert!(!makes_call(&inside, is_read) && !makes_call(&jump, is_read));
