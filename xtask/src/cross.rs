@@ -1,6 +1,6 @@
 //! `xtask cross COMMAND …`: runs cargo for aarch64 on a machine with another processor. Programs
-//! and tests run under QEMU's user emulation. It has no userfaultfd, so tests that need the kernel
-//! run in the lab (`vm`).
+//! and tests run under QEMU's user emulation. This emulation has no userfaultfd, so tests that need
+//! the kernel run in the lab (`vm`).
 
 use std::path::Path;
 use std::process::{Command, ExitCode};

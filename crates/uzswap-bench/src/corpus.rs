@@ -214,7 +214,7 @@ fn is_same_filled(page: &Page) -> bool {
 }
 
 pub struct Corpora {
-    /// Those that could be recorded.
+    /// The corpora that could be recorded.
     pub found: Vec<Corpus>,
     /// Name and reason of each of the others.
     pub missing: Vec<(String, String)>,

@@ -2,8 +2,8 @@
 //!
 //! All configurations have the same memory in total. With plain swap the command has all of it. For
 //! zswap and zram, the pool's bytes are subtracted from the command's limit ten times a second,
-//! since the kernel charges these pools to no group. uzswap subtracts its own pool (`run
-//! --include-pool`), with all memory of the daemon.
+//! since the kernel charges these pools to no group. For uzswap, `run --include-pool` subtracts the
+//! pool, with all memory of the daemon.
 
 use crate::bench::{Bench, Candidate, Turns};
 use crate::error::{Context, Failure};

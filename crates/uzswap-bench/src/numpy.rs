@@ -123,7 +123,7 @@ impl NumpySetting {
         };
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = wait(command.spawn().context("python3")?, interrupt, None, || 0);
-        // It exists only if the program was killed.
+        // The file exists only if the program was killed.
         let _ = std::fs::remove_file(&file);
         serde_json::from_str(&ended?.stdout).context("the program's output")
     }

@@ -271,7 +271,8 @@ impl Drop for Control {
 /// The kernel may cache names for ever, since no file is made or removed.
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// A write that waits to be done. It may take long: a section of memory is emptied first.
+/// A write to a control file that waits to be done. Doing it may take long: an offline section is
+/// emptied first.
 struct Change {
     name: &'static str,
     value: String,

@@ -4,8 +4,8 @@
 //! faulting task. Only the wake-up of our thread can be saved. Some threads *watch* the queue. When
 //! they find it empty, the last of them polls for a while before it sleeps, and the others park. So
 //! no request wakes a thread that then finds the request gone. Measured on two idle virtual CPUs,
-//! with memory behind the device: p50 of a random fault is 48 µs with two threads that sleep. It is
-//! 43 µs with two polling threads, and 24 µs with one. A polling thread yields its CPU after each
+//! with memory behind the device: p50 of a random fault is 48 µs with two threads that sleep. With
+//! two polling threads it is 43 µs, and with one 24 µs. A polling thread yields its CPU after each
 //! check, because the loop device's worker may be waiting for that CPU. (p90 of a fault is 42 µs,
 //! and 76 with a spin; a build with 12 jobs takes 5 s instead of 7.)
 //!

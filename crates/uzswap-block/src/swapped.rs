@@ -40,7 +40,7 @@ impl Swapped {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Their use now; zeros if the kernel's list cannot be read.
+    /// The present use of the devices; zeros if the kernel's list cannot be read.
     pub fn in_use(&self) -> InUse {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let areas = swap::areas().unwrap_or_default();

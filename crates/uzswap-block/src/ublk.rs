@@ -217,7 +217,7 @@ impl Devices {
     /// device may have its number.
     fn remove(&mut self, device: Device) {
         if device.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            // It fails if the device is gone already.
+            // The call fails if the device is gone already.
             let _ = self.control.stop(device.id);
             let id = device.id;
             device.join();

@@ -44,9 +44,9 @@ enum Call {
 pub(crate) enum Parking {
     /// The thread may not park, since it is the last watcher.
     Refused,
-    /// Another thread called it back to watch.
+    /// Another thread called the thread back to watch.
     Called,
-    /// It must leave, and does not watch any more.
+    /// The thread must leave, and does not watch any more.
     Left,
 }
 

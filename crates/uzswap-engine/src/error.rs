@@ -30,7 +30,7 @@ pub enum SetupError {
     /// A size is out of range.
     #[error("{what} is {value}; it must be {must}")]
     Size {
-        /// Its name.
+        /// The size's name.
         what: &'static str,
         /// The given value.
         value: u64,
@@ -38,13 +38,13 @@ pub enum SetupError {
         must: &'static str,
     },
     /// The memory that another process has left has no cache, a cache of another version, or an
-    /// unfinished one.
+    /// unfinished cache.
     #[error(
         "cannot take over the cache that another process has left: it was made with other sizes or \
          by another version; what is swapped to it cannot be read by this one"
     )]
     Left,
-    /// That memory has a damaged cache, with this fault.
+    /// The memory that another process has left has a damaged cache, with this fault.
     #[error("cannot take over the cache that another process has left: {0}")]
     NotWhole(&'static str),
     /// No key for the backing.
@@ -53,7 +53,7 @@ pub enum SetupError {
          use a plain backing on an encrypted disk"
     )]
     Key(io::Error),
-    /// Memory for the first sections or the writeback buffers could not be had.
+    /// There is no memory for the first sections, or for the buffers of writeback.
     #[error("cannot get memory for the cache: {0}; free some or make the pool smaller")]
     Memory(#[from] io::Error),
 }
@@ -64,9 +64,9 @@ pub enum CpuError {
     /// No such CPU.
     #[error("there is no CPU {cpu}; the last one is {last}")]
     NoCpu {
-        /// Its number.
+        /// The CPU's number.
         cpu: usize,
-        /// The highest that there may be.
+        /// The highest possible number.
         last: usize,
     },
     /// No such state.
@@ -77,10 +77,10 @@ pub enum CpuError {
         /// The known states, in order.
         states: String,
     },
-    /// It is the last CPU.
+    /// The CPU is the last one online.
     #[error("CPU {cpu} is the last one that is online; bring another one online first")]
     Last {
-        /// Its number.
+        /// The CPU's number.
         cpu: usize,
     },
     /// A state could not be started or stopped. The CPU has its old state, or that of `stays`.
@@ -89,7 +89,7 @@ pub enum CpuError {
         stays.map_or_else(|| "is as it was".into(), |stays| format!("stays at {stays}"))
     )]
     Step {
-        /// Its number.
+        /// The CPU's number.
         cpu: usize,
         /// The state.
         state: &'static str,
@@ -106,48 +106,48 @@ pub enum SectionError {
     /// No such section.
     #[error("there is no section {section}; the last one is {last}")]
     NoSection {
-        /// Its number.
+        /// The section's number.
         section: usize,
-        /// The highest that there may be.
+        /// The highest possible number.
         last: usize,
     },
     /// No such node.
     #[error("there is no node {node}; the last one is {last}")]
     NoNode {
-        /// Its number.
+        /// The node's number.
         node: usize,
-        /// The highest that there may be.
+        /// The highest possible number.
         last: usize,
     },
-    /// It is the last node of the pool.
+    /// The node is the last one that the pool may lie on.
     #[error("node {node} is the last one that the pool may lie on; bring another one online")]
     LastNode {
-        /// Its number.
+        /// The node's number.
         node: usize,
     },
-    /// Not a state that can be requested.
+    /// The pool cannot bring a section to this state.
     #[error("'{0}' is no state to bring a section to; use online or offline")]
     NoState(String),
-    /// Its state is changing, or it has no memory to empty.
+    /// The section's state is changing, or the section has no memory to empty.
     #[error("section {section} is {state}")]
     Standing {
-        /// Its number.
+        /// The section's number.
         section: usize,
-        /// Its state.
+        /// The section's state.
         state: &'static str,
     },
-    /// It is the last section.
+    /// The section is the last one of the pool.
     #[error("section {section} is the last one that the pool may have; bring another one online")]
     Last {
-        /// Its number.
+        /// The section's number.
         section: usize,
     },
-    /// There is no space for its objects.
+    /// There is no space for the section's objects.
     #[error(
         "section {section} still holds {objects} objects: neither other sections nor the backing          have room for {bytes} bytes; free memory, raise max_pool_bytes or add a backing"
     )]
     NoRoom {
-        /// Its number.
+        /// The section's number.
         section: usize,
         /// The section's objects.
         objects: usize,
@@ -157,17 +157,17 @@ pub enum SectionError {
     /// An object was in use at each attempt.
     #[error("section {section} still holds {objects} objects, one of {what}; try again")]
     Held {
-        /// Its number.
+        /// The section's number.
         section: usize,
         /// The section's objects.
         objects: usize,
         /// The object, and its user.
         what: String,
     },
-    /// Its memory cannot be made.
+    /// The section's memory cannot be made.
     #[error("section {section}: {why}; free memory")]
     Memory {
-        /// Its number.
+        /// The section's number.
         section: usize,
         /// The kernel's error.
         why: io::Error,
@@ -180,7 +180,7 @@ pub enum AttributeError {
     /// No such attribute.
     #[error("no attribute '{0}'; `uzswap status` lists them")]
     Unknown(String),
-    /// Not a value of the attribute.
+    /// The attribute does not accept the value.
     #[error("{name}: '{value}' is not {must}")]
     Value {
         /// The attribute.

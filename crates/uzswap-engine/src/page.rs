@@ -69,8 +69,8 @@ impl Pattern {
 /// The content hash of a page (XXH3, 64 bits). Its low half is the checksum that each object has;
 /// its high half finds identical pages.
 ///
-/// The hash is of the page, not of the compressed bytes. It thus also catches a codec that decodes
-/// wrongly, and costs 187 ns with every codec.
+/// The hash is of the page, not of the compressed bytes. The hash thus also catches a codec that
+/// decodes wrongly, and costs 187 ns with every codec.
 pub fn content_hash(page: &Page) -> u64 {
     xxhash_rust::xxh3::xxh3_64(page)
 }

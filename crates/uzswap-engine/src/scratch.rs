@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// and exchanged under it.
 pub(crate) struct Scratch {
     codecs: Codecs,
-    /// The object just made. Its size was not known before, so it could not be made in the pool.
+    /// The object just made. It could not be made in the pool, because its size was not known
+    /// before.
     made: Page,
     /// A copy of an object of the pool: decoders get memory that no other thread can write.
     pub(crate) object: Page,

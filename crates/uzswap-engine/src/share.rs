@@ -92,8 +92,8 @@ impl Shares {
         }
         self.counts.make(first as usize / TRUNK_ENTRIES, || AtomicU32::new(0))?;
         let made = first + TRUNK_ENTRIES as u32;
-        // Space for every record, so that giving back never allocates. It is allocated before the
-        // lock, which stores wait for.
+        // Space for every record, so that giving back never allocates. The space is allocated
+        // before the lock is taken, because stores wait for the lock.
         let mut keys = Vec::new();
         keys.try_reserve_exact(made as usize)?;
         let mut unused = lock(&self.unused);

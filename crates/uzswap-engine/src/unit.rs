@@ -103,8 +103,8 @@ impl Units {
         index.view().ensure(first).ok()?;
         self.members.make(made / TRUNK_UNITS, || AtomicU32::new(0)).ok()?;
         let (old, made) = (made as u32, made + TRUNK_UNITS);
-        // Space for every unit, so that giving back never allocates. It is allocated before the
-        // lock, which stores wait for.
+        // Space for every unit, so that giving back never allocates. The space is allocated before
+        // the lock is taken, because stores wait for the lock.
         let mut units = Vec::new();
         units.try_reserve_exact(made).ok()?;
         let mut unused = lock(&self.unused);

@@ -189,7 +189,7 @@ fn a_dictionary_that_gains_nothing_is_tried_but_not_used_until_it_gains() {
     let before = count();
     (0..640).for_each(|seed| store_as(&cache, area, seed, &noisy_page(seed + 20_000)));
     assert!(count() <= before + 64, "it is still used");
-    // These gain, which shows when enough of them were tried.
+    // These pages gain from the dictionary, which shows once enough of them were tried.
     (0..12_000).for_each(|seed| store_as(&cache, area, seed % 2000, &heap_page(seed)));
     let before = count();
     (0..600).for_each(|offset| store(&cache, area, offset));

@@ -245,7 +245,7 @@ fn cleaning_and_packing_leave_forgeries_where_they_are_and_come_to_an_end() {
     made.cache.check();
 }
 
-/// So many segments have a forged record that cleaning finds no others.
+/// All segments that are worth cleaning have a forged record.
 #[test]
 fn cleaning_gives_up_where_nothing_can_be_read() {
     let setup = Setup { pages: 9000, backing_bytes: 24 << 20, pool_bytes: 1 << 20, ..setup() };

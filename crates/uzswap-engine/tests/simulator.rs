@@ -6,7 +6,7 @@
 //! UZSWAP_SIMULATE_SECONDS=3600    how long; 10 without
 //! UZSWAP_SIMULATE_SEED=0x12       that history alone
 //! ```
-//! Rules: a load returns the page that was last stored. It may return an error if the copy was
+//! Rules: a load returns the page that was last stored. A load may return an error if the copy was
 //! damaged or the backing does not answer, but never another page, and never `Absent`. A store is
 //! not rejected for lack of memory unless memory was refused. Every action ends. `simulator.seeds`
 //! has the seeds that found a fault; they run first.

@@ -269,7 +269,7 @@ impl Memory {
         }
     }
 
-    /// Counts a fault that loaded pages, with so many reads of the backing.
+    /// Counts a fault that loaded pages, and its reads of the backing.
     pub(crate) fn count_load(&mut self, reads: u64) {
         self.loads += 1;
         self.reads += reads;

@@ -5,8 +5,8 @@
 //! and the youngest get only their least. The oldest run at full speed, end, and leave their memory
 //! to the next. `share.rs` in `uzswap-tree` computes the shares.
 //!
-//! The favour follows the fault rate of all processes. It grows fast and falls slowly, so that the
-//! favour outlasts the thrashing that it has ended.
+//! The favour follows the fault rate of all processes. The favour grows fast and falls slowly, so
+//! that it outlasts the thrashing that it has ended.
 
 use std::time::Duration;
 

@@ -5,8 +5,9 @@
 //! others have many, may not need all its memory. It gives a part back in small steps. When it
 //! faults again, it regains several steps at a time.
 //!
-//! A process that uses all its memory, and fits into it, has no faults either. Its first step
-//! causes faults, which show the mistake. It then waits, each time twice as long.
+//! A process that uses all its memory, and fits into it, has no faults either. The first step of
+//! such a process causes faults, which show the mistake. The process then waits, each time twice as
+//! long.
 
 use std::time::Duration;
 

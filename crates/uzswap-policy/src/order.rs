@@ -105,8 +105,8 @@ pub fn is_return(distance: u64, capacity: u64) -> bool {
     distance < capacity / HORIZON
 }
 
-/// The level of a page that comes back from the cache. It left with `level`, and `distance` pages
-/// have left since.
+/// The level of a page that comes back from the cache. The page left with `level`, and `distance`
+/// pages have left since.
 pub fn level_of_return(level: u8, distance: u64, capacity: u64) -> u8 {
     if distance < capacity { raised(level) } else { 0 }
 }

@@ -22,7 +22,7 @@ const BESIDE_POOL: u64 = BUFFERS + (1 << 20);
 const AHEAD_PART: u64 = 64;
 const AHEAD: (u64, u64) = (256 << 10, 2 << 20);
 
-/// The pool grows by sections of so many bytes.
+/// Bytes of a section, by which the pool grows.
 const SECTION: u64 = 2 << 20;
 
 /// Bytes of a pool that is not made smaller, as in the pager.
@@ -85,7 +85,7 @@ impl PagerMemory {
         self.backing.map_or((BACKING * 1e3) as u64, |backing| backing.read_nanos)
     }
 
-    /// Bytes of the pool beyond which its oldest pages leave it, after so many steps of
+    /// Bytes of the pool beyond which its oldest pages leave it, after `steps` steps of
     /// [`crate::pool_share`].
     pub(crate) fn pool_bytes_max(self, steps: u32) -> u64 {
         let Some(Beside { memory, .. }) = self.backing else {

@@ -28,7 +28,7 @@ const DEAR: f64 = 0.25;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Loaded {
     /// Faults that the pool served. One fault may bring in many pages of a stream, in a tenth of
-    /// the time of as many faults.
+    /// the time that a fault for each page would take.
     pub pool: u64,
     /// Reads of the backing.
     pub reads: u64,
@@ -51,9 +51,9 @@ impl Default for PoolShare {
 }
 
 impl PoolShare {
-    /// Decides by the faults since the last decision. `steps` is the decision in force. It is 0 if
-    /// the backing took no page, so that the pool needed all of its memory. The next steps then
-    /// take twice as many faults.
+    /// Decides by the faults since the last decision. `steps` is the decision in force. `steps` is
+    /// 0 if the backing took no page, so that the pool needed all of its memory. After that, twice
+    /// as many faults pass before the next step.
     pub fn tend(&mut self, steps: u32, seen: Loaded) -> u32 {
         if steps < self.steps {
             self.every = (self.every * 2).min(EVERY_MAX);

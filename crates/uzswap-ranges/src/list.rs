@@ -2,8 +2,8 @@
 //!
 //! **The list.** Every leaf is on the lowest level, sorted by `low`, and the spans of these leaves
 //! fill the space. A leaf is first linked there, then on its higher levels one by one, from the
-//! lowest up. It is unlinked one by one from the highest down. So each level is a part of the level
-//! below it. The first leaf is on all levels and is never removed.
+//! lowest up. The leaf is unlinked from its levels one by one, from the highest down. So each level
+//! is a part of the level below it. The first leaf is on all levels and is never removed.
 //!
 //! **Locks.** A link changes under the lock of its leaf, and only while that leaf is not dead.
 //! Locks are taken from left to right, two at most. A thread locks two neighbours to move the
@@ -241,7 +241,7 @@ impl SkipList {
     /// at `low` or behind it. `Err` has the leaf in that place if it is dead.
     ///
     /// The locked leaf came from a link on this level or above, so it was on this level. It is not
-    /// dead, so it still is.
+    /// dead, so it is still on this level.
     fn lock_before<'g>(
         &'g self,
         low: u64,

@@ -1,8 +1,8 @@
 //! The clients of a store, for people: the bytes of each, and the removal of dead clients'
 //! segments.
 //!
-//! It reads every key of the store. So its user needs more rights than a cache: `SCAN`, `STRLEN`
-//! and `GET`.
+//! This reads every key of the store. So the store's user needs more rights here than for a cache:
+//! `SCAN`, `STRLEN` and `GET`.
 
 use crate::address::Address;
 use crate::connect::{enter, name};

@@ -43,7 +43,7 @@ impl StoreFigures {
         self.full.fetch_add(1, Relaxed);
     }
 
-    /// These figures. The other fields have their defaults.
+    /// The figures of this store. The other fields have their defaults.
     pub(crate) fn all(&self) -> RemoteFigures {
         let get = |count: &AtomicU64| count.load(Relaxed);
         RemoteFigures {

@@ -86,7 +86,7 @@ pub(crate) enum Reply {
     /// Done.
     Status,
     Integer(i64),
-    /// This number of bytes follows, and an end of line.
+    /// A string of this number of bytes follows, and an end of line.
     Bulk(usize),
     Nil,
     /// This number of replies follows.

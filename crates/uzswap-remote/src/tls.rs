@@ -3,7 +3,7 @@
 //! Certificates are read once, at the start. Each server's certificate must be for the host of the
 //! first seed: a cluster names its servers by addresses, which certificates rarely contain.
 //!
-//! A connection with TLS allocates for the records that it receives: 16 KiB at a time.
+//! A connection with TLS allocates 16 KiB at a time for the records that it receives.
 
 use crate::address::{Address, Seed};
 use crate::error::ConnectError;

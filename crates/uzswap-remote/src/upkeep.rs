@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering::*;
 use std::time::{Duration, Instant};
 use uzswap_engine::backing::SEGMENT_BYTES;
 
-/// How often it checks its lines when it has no work.
+/// How often the thread checks its lines when it has no work.
 const IDLE: Duration = Duration::from_millis(500);
-/// How long the lease lasts. It is renewed three times in this time.
+/// How long the lease lasts. The thread renews it three times in this time.
 const LEASE: Duration = Duration::from_secs(60);
 /// The pause after a write that the store did not take.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -1,9 +1,9 @@
 //! A trace in the making: a file that all recorded processes map.
 //!
 //! To write an event takes one `fetch_add` on the cursor in the header, and three stores to a place
-//! that then belongs to the writer. It allocates and locks nothing, and calls only the clock. The
-//! file has all of its blocks from the start, so that no store can fail for want of space. A full
-//! log takes no more events, but counts them.
+//! that then belongs to the writer. The writer allocates and locks nothing, and calls only the
+//! clock. The file has all of its blocks from the start, so that no store can fail for want of
+//! space. A full log takes no more events, but counts them.
 
 #![expect(unsafe_code, reason = "a file that several processes map: it holds only atomics")]
 

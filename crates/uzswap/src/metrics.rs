@@ -157,8 +157,8 @@ impl Scrape {
         said
     }
 
-    /// The text in Prometheus' own format, version 0.0.4. It declares a counter by its whole name,
-    /// and has no units.
+    /// The text in Prometheus' own format, version 0.0.4. This format declares a counter by its
+    /// whole name, and has no units.
     pub fn plain(self) -> String {
         let mut said = String::new();
         let openmetrics = self.openmetrics();

@@ -87,7 +87,7 @@ struct Emulator(Child);
 
 impl Drop for Emulator {
     fn drop(&mut self) {
-        // It fails if the process has ended.
+        // The call fails if the process has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -105,8 +105,8 @@ impl Job {
         Ok(Self { steps: tests.iter().map(step).collect::<Result<_>>()? })
     }
 
-    /// The script of the job in a guest. It reports over the second serial line. During a shutdown
-    /// it starts no program, since the host's files may be gone.
+    /// The script of the job in a guest. The script reports over the second serial line. During a
+    /// shutdown it starts no program, since the host's files may be gone.
     pub fn script(&self, environment: &[String], line: &str) -> String {
         format!(
             "exec > /dev/{line} 2>&1 < /dev/null\n\

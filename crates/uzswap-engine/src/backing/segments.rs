@@ -4,8 +4,8 @@
 //! for pages written through. The count of live bytes shows when a segment is free again, and which
 //! segment is cheapest to clean. Cleaning copies a segment's live records into another. This is a
 //! log, cleaned greedily. With a fifth of the space free, cleaning copies three quarters of a
-//! segment for each segment won. It copies less where neighbours die together, as one program's
-//! records do.
+//! segment for each segment won. Cleaning copies less where neighbours die together, as one
+//! program's records do.
 //!
 //! One word has a segment's use and its live bytes, so they change together. Exactly one thread
 //! thus sees a written segment's last record die, and gives the segment back. `outline` has the
@@ -23,15 +23,15 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Use {
-    /// It is empty.
+    /// The segment is empty.
     Free = 0,
-    /// Taken, and being filled or written. No thread takes or cleans it.
+    /// Being filled or written by the thread that took it. No other thread takes or cleans it.
     Open = 1,
-    /// Written. It becomes free when none of its records is live.
+    /// Written. The segment becomes free when none of its records is live.
     Written = 2,
-    /// Given out slot by slot. It becomes free when all slots are back.
+    /// Given out slot by slot. The segment becomes free when all slots are back.
     Singles = 3,
-    /// Its live records are being copied elsewhere.
+    /// Cleaning is copying the segment's live records elsewhere.
     Cleaning = 4,
     /// The backing no longer has the segment's content. No thread cleans the segment, and each load
     /// of a record reports the error. It becomes free when none of its records is live.

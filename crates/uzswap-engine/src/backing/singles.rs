@@ -17,8 +17,8 @@ pub(super) struct ClusterTable {
     /// The owner of the page that was last written to each slot. A hint: that page may have gone or
     /// moved since.
     owners: Box<[SwapEntry; CLUSTER_SLOTS]>,
-    /// The tags of sealed pages, two words for each slot. They are in the memory that outlives the
-    /// process, if there is such memory.
+    /// The tags of sealed pages, two words for each slot. The tags are in the memory that outlives
+    /// the process, if there is such memory.
     tags: Values<TagWord>,
     /// The number of these tags in that memory.
     pub(super) number: u32,

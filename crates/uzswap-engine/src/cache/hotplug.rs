@@ -1,8 +1,8 @@
 //! CPUs that come and go.
 //!
-//! An array has the states of a CPU. They are started from the first to the last, and stopped from
-//! the last to the first. Each CPU has the number of its states that are up. If a state cannot be
-//! started or stopped, the CPU returns to its old number.
+//! An array has the states of a CPU. The states are started from the first to the last, and stopped
+//! from the last to the first. Each CPU has the number of its states that are up. If a state cannot
+//! be started or stopped, the CPU returns to its old number.
 //!
 //! ```text
 //! offline → codecs → slots → buffer → … states of the front end … → online

@@ -66,7 +66,7 @@ impl Cache {
             return Some(holder);
         }
         if locked.word().is_in_flight() {
-            return None; // Its record on the backing will name the holder as owner.
+            return None; // The record on the backing will name the holder as owner.
         }
         let record = self.shares.take()?;
         let view = self.index.view();

@@ -37,7 +37,8 @@ const FRAMES_MORE: usize = 64;
 /// Bytes of a huge page, on most machines.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// An index of this many keys lies in huge pages. Its entries take 64 MiB: huge pages waste little.
+/// An index of this many keys lies in huge pages. The entries of such an index take 64 MiB, so huge
+/// pages waste little.
 const HUGE_KEYS: u32 = 1 << 22;
 
 /// Bytes of a table of tags.

@@ -18,8 +18,9 @@ use crate::sync::Backoff;
 /// some 0.1 s. A read of the backing, during which an entry is locked, takes less.
 const TRIES: u32 = 1000;
 
-/// Sections that may be added for a section that goes. Its objects need up to two, because those of
-/// one class cannot fill the zspages of another. Stores need one in the same time.
+/// Sections that may be added for a section that goes. The section's objects need up to two,
+/// because objects of one class cannot fill the zspages of another. Stores need one in the same
+/// time.
 const GROWS: u32 = 3;
 
 impl Cache {

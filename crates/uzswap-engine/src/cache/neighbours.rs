@@ -121,7 +121,7 @@ impl Cache {
             let record = &mut pages.as_flattened_mut()[place(extent)..][..end];
             let owner = SwapEntry(first.0 + page as u32);
             let held = self.open_read(owner, extent, proof, record);
-            // Not earlier, because the segment of an unlocked entry may get another use, in which
+            // Only now, because the segment of an unlocked entry may get another use, in which
             // records have other lengths.
             run.unlock(page);
             let Ok(held) = held else { return page };

@@ -4,8 +4,8 @@
 //! [`Cache::maintain`] whenever [`Cache::wait_for_work`] returns. This thread works ahead of need
 //! so that stores do not wait. On a machine with several nodes there may be one more thread for
 //! each node, which only calls [`Cache::maintain_node`]. A store that finds the pool at its limit
-//! makes room itself. It writes back the oldest pages first, so that the pool never has older pages
-//! than the backing.
+//! makes room itself. Such a store writes back the oldest pages first, so that the pool never has
+//! older pages than the backing.
 
 use super::{Cache, Reject};
 use crate::backing::slots::Slots;
@@ -15,10 +15,10 @@ use crate::sync::Backoff;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
 
-/// Free memory on each node, already faulted in, so that stores need none from the kernel. It is a
-/// MiB for each of the node's `cpus`, and two at least. CPUs fill it with objects in the few
-/// milliseconds that it takes to bring a section on line. It is at most a 32nd of the pool, but at
-/// least the 64 incompressible pages that a region stores at a time.
+/// Free memory on each node, already faulted in, so that stores need none from the kernel. The
+/// reserve is a MiB for each of the node's `cpus`, and two at least. CPUs fill it with objects in
+/// the few milliseconds that it takes to bring a section on line. The reserve is at most a 32nd of
+/// the pool, but at least the 64 incompressible pages that a region stores at a time.
 fn reserve_bytes(pool_bytes_max: u64, cpus: usize) -> usize {
     (pool_bytes_max / 32).clamp(256 << 10, (cpus.max(2) as u64) << 20) as usize
 }

@@ -5,10 +5,10 @@
 //!   … sixteen pages → compress as one (stores, loads, invalidates go on) → pieces into the pool:
 //! for each page: lock → still the same entry? → it is in the unit, free the object → unlock
 //! ```
-//! It works like `writeback`. Until the commit, loads read the object, and the entry has a token. A
-//! newer store or an invalidate removes the token. The commit then does not recognise the entry,
-//! and the page leaves the unit again. A unit that has lost a quarter of its pages is taken apart
-//! the same way: its other pages go into a new unit.
+//! Recompression works like `writeback`. Until the commit, loads read the object, and the entry has
+//! a token. A newer store or an invalidate removes the token. The commit then does not recognise
+//! the entry, and the page leaves the unit again. A unit that has lost a quarter of its pages is
+//! taken apart the same way: its other pages go into a new unit.
 //!
 //! The engine reads no clock: the caller of [`Cache::idle`] passes the time.
 

@@ -10,9 +10,9 @@
 //! not recognise the entry, and the record is dead.
 //!
 //! A store that needs space fills a segment of its own and writes it, beside other stores that do
-//! the same. The maintaining thread has several writes in flight. If free segments run short it
-//! also cleans (`cleaning`). It does so under the writer's lock, which a store takes only when it
-//! needs cleaning too.
+//! the same. The maintaining thread has several writes in flight. If free segments run short, the
+//! maintaining thread also cleans (`cleaning`), under the writer's lock. A store takes this lock
+//! only when it needs cleaning too.
 
 mod cleaning;
 
@@ -101,9 +101,9 @@ struct SegmentWriter {
     /// The segment being filled.
     open: Option<Open>,
     in_flight: Vec<InFlight>,
-    /// Segments whose copies are in flight. They are not reused before all writes have ended,
-    /// because a commit recognises an entry by its old place. That place must not have another page
-    /// yet.
+    /// Segments whose copies are in flight. These segments are not reused before all writes have
+    /// ended, because a commit recognises an entry by its old place. That place must not have
+    /// another page yet.
     cleaning: Vec<Segment>,
     /// With more live bytes than this, cleaning has won nothing.
     hopeless_above: u64,

@@ -24,7 +24,7 @@ const _: () = assert!(DICTIONARIES_MAX <= u8::MAX as usize, "a frame names it in
 
 /// The dictionaries that objects may need. All CPUs share them; one thread at a time trains.
 pub(crate) struct Dictionaries {
-    /// The first has number 1. They are filled from the front.
+    /// The first has number 1. Slots are filled from the front.
     made: [OnceLock<Dictionary>; DICTIONARIES_MAX],
     /// The memory to which dictionaries are also written, for a process that takes the cache over.
     durable: Option<Arc<Durable>>,

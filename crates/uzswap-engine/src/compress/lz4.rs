@@ -55,10 +55,10 @@ impl Lz4 {
     }
 }
 
-/// The library has a hash table (16 KiB) for each thread, and resets it between pages. It panics in
-/// an ending thread that has freed the table. Such a thread may still compress a page, for a fault
-/// in another library's destructor. This variable is made after the table, so it is dropped before
-/// the table. While the variable exists, the table exists.
+/// The library has a hash table (16 KiB) for each thread, and resets it between pages. The library
+/// panics in an ending thread that has freed the table. Such a thread may still compress a page,
+/// for a fault in another library's destructor. This variable is made after the table, so it is
+/// dropped before the table. While the variable exists, the table exists.
 struct ThreadTable;
 
 thread_local! {

@@ -41,11 +41,12 @@ pub enum Codec {
     Deflate = 4,
     /// WKdm, for memory rather than files.
     Wkdm = 5,
-    /// A piece of a unit of recompressed pages. It is not a page by itself, and cannot be chosen.
+    /// A piece of a unit of recompressed pages. A piece is not a page by itself, and cannot be
+    /// chosen.
     Piece = 6,
-    /// LZ4 of a page of numbers taken apart. `lz4` chooses it by page.
+    /// LZ4 of a page of numbers taken apart. `lz4` chooses this format by page.
     Lz4Numbers = 9,
-    /// Zstandard of a page of numbers taken apart. `zstd` chooses it by page.
+    /// Zstandard of a page of numbers taken apart. `zstd` chooses this format by page.
     ZstdNumbers = 10,
 }
 

@@ -163,8 +163,8 @@ fn float_of(integer: u64, power: f64) -> u64 {
     ((f64::from_bits(integer.wrapping_add(MAGIC.to_bits())) - MAGIC) / power).to_bits()
 }
 
-/// The float, computed by integers alone, for any rounding mode of this thread. Some ten times as
-/// slow.
+/// The float, computed by integers alone, for any rounding mode of this thread. Takes some ten
+/// times as long as `float_of`.
 fn float_in_any_mode(integer: u64, power: f64) -> u64 {
     let magnitude = u128::from((integer as i64).unsigned_abs() & (2 * INTEGER_MAX - 1));
     if magnitude == 0 {

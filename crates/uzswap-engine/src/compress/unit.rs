@@ -94,7 +94,7 @@ impl UnitEncoder {
             let mut input = InBuffer::around(bytes);
             match self.context.compress_stream2(&mut output, &mut input, ZSTD_e_flush) {
                 Ok(0) => end = output.pos(),
-                _ => break, // It does not fit.
+                _ => break, // The group does not fit.
             }
             count += GROUP_PAGES;
             let mark = if has_numbers { NUMBERS } else { 0 };

@@ -2,10 +2,10 @@
 //!
 //! Every change of an entry, and every access to its object, happens between [`Entry::lock`] and
 //! the drop of the guard, so the lock keeps an object alive. A thread holds the lock while it
-//! copies one object (some 30 ns), and never while it compresses. It holds the lock longer to
-//! decompress a page that is compared with another or enters a unit. It also does so to read a
-//! record from the backing, to move a page by packing, and to load exclusively. Only a second user
-//! of the same page waits then.
+//! copies one object (some 30 ns), and never while it compresses. A thread holds the lock longer
+//! while it decompresses a page that is compared with another or enters a unit. It also does so
+//! while it reads a record from the backing, moves a page by packing, or loads exclusively. Only a
+//! second user of the same page waits then.
 //!
 //! Only `transition` changes an entry: the private items here are visible there and nowhere else.
 
@@ -94,8 +94,8 @@ impl Entry {
         self.word.store(Word::ABSENT.0, Ordering::Release);
     }
 
-    /// A word for the owner of the entry's trunk, whose entries are all gone: no page uses the
-    /// word.
+    /// A word that the owner of a retired trunk may use, since no page uses it: the trunk's entries
+    /// are all gone.
     #[cfg(not(feature = "shuttle"))]
     pub(super) fn link_of_retired(&self) -> &DurableAtomic<AtomicU64> {
         debug_assert!(self.is_gone());

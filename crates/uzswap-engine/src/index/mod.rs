@@ -348,7 +348,7 @@ impl Index {
         Some(area)
     }
 
-    /// Gives the keys of an area of pages back. Its entries are absent.
+    /// Gives the keys of an area of pages back. All entries of the area are absent.
     pub(crate) fn remove_area(&self, area: Area) {
         lock(&self.areas).retain(|other| *other != area);
         self.page_trunks.fetch_sub(trunks_of(area.pages), Ordering::Relaxed);
@@ -369,7 +369,7 @@ impl Drop for Index {
     }
 }
 
-/// An index as one thread sees it: no entry that it finds is freed before this is dropped. It
+/// An index as one thread sees it: no entry that it finds is freed before this is dropped. A view
 /// delays the freeing of trunks, and nothing else, even while a load reads from the backing.
 pub(crate) struct View<'a> {
     index: &'a Index,
@@ -444,7 +444,7 @@ impl View<'_> {
             if let Some(lock) = self.get(key)?.lock() {
                 return Some(LockedEntry::new(self, key, lock));
             }
-            // Its trunk is leaving the directory, or will stay there after all.
+            // The key's trunk is leaving the directory, or will stay there after all.
             backoff.wait();
         }
     }

@@ -104,7 +104,7 @@ impl Word {
         }
     }
 
-    /// The same state with another handle and the same flags, for an object that was moved.
+    /// The same state and flags with another handle, for an object that was moved.
     pub(crate) fn moved_to(self, handle: Handle) -> Self {
         debug_assert!(matches!(self.state(), State::Pooled(_)));
         let form = (self.0 >> PAYLOAD_SHIFT) & ((1 << Form::BITS) - 1);

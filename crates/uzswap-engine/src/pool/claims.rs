@@ -23,7 +23,7 @@ pub(crate) struct Claims {
 /// The result of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// This is the first claim.
+    /// This claim is the first on the object.
     Granted,
     /// Another entry has claimed the object.
     Taken,

@@ -342,9 +342,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Bytes of the next section that are needed soon, where each node keeps `reserve` bytes free:
-    /// none while half a section is free beyond the reserve, and all when nothing is free beyond
-    /// it.
+    /// Bytes of the next section that are needed soon, where each node keeps `reserve` bytes free.
+    /// None while half a section is free beyond the reserve, and all when nothing is.
     pub(crate) fn bytes_ahead(&self, reserve: usize) -> usize {
         const LEAD: usize = SECTION_BYTES / 2;
         let spare = self.free_bytes().saturating_sub(self.reserve_of_all(reserve));

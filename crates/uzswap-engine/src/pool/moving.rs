@@ -18,9 +18,9 @@ pub(crate) type Relocate<'a> = &'a dyn Fn(SwapEntry, Handle, Handle, &dyn Fn()) 
 pub(crate) enum Stuck {
     /// No other section has space for the object.
     NoRoom,
-    /// Its owner's entry is locked.
+    /// The entry of the object's owner is locked.
     Held(SwapEntry),
-    /// It is allocated, and not written yet.
+    /// The object is allocated, and not written yet.
     New,
 }
 
@@ -189,7 +189,8 @@ impl Pool {
         }
         let others = self.nodes.nearest(class.node).iter().filter(|_| grow).skip(1);
         for node in others {
-            // Only tried: this is against the lock order, as another thread may do the reverse.
+            // This only tries to lock: it is against the lock order, as another thread may do the
+            // reverse.
             let Some(mut other) = try_lock(self.class(number, *node)) else {
                 return Err(Stuck::Held(owner));
             };

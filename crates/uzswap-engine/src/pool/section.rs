@@ -131,9 +131,9 @@ mod kept {
 /// The reason why a section keeps its state.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Its present state does not allow the change.
+    /// The section's present state does not allow the change.
     State(SectionState),
-    /// It is the only section that may have memory.
+    /// No other section may have memory.
     Last,
     /// The machine has no memory.
     Memory(io::Error),

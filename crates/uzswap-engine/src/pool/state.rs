@@ -5,13 +5,13 @@
 pub enum SectionState {
     /// The section has no memory, and gets some when the pool needs it.
     Absent,
-    /// Its memory is being made.
+    /// The section's memory is being made.
     GoingOnline,
-    /// It has objects, or could.
+    /// The section has objects, or space for them.
     Online,
-    /// Its objects are being moved elsewhere.
+    /// The section's objects are being moved elsewhere.
     GoingOffline,
-    /// Without memory, until it is brought online by hand.
+    /// The section has no memory, and gets none until it is brought online by hand.
     Offline,
 }
 

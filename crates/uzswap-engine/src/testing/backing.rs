@@ -87,7 +87,7 @@ impl Backing for TestBacking {
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        // So that a read of a discarded range is noticed.
+        // Overwritten, so that a read of a discarded range is noticed.
         lock(&self.faults.content)[offset as usize..][..bytes as usize].fill(0xdd);
         Ok(())
     }

@@ -43,7 +43,7 @@ pub enum Content {
     Mixed,
     /// Double precision floats, each near its predecessor.
     Numbers,
-    /// Such floats, rounded to hundredths.
+    /// Double precision floats near their predecessors, rounded to hundredths.
     Prices,
 }
 

@@ -260,7 +260,8 @@ pub const PROFILES: &[Profile] = &[
     },
 ];
 
-/// A store in another machine's memory, with or without a copy on a disk. It has seeds of its own.
+/// A store in another machine's memory, with or without a copy on a disk. This profile has seeds of
+/// its own.
 pub const REMOTE: Profile = Profile {
     name: "remote",
     count: &[200, 700, 2000],

@@ -1,9 +1,9 @@
 //! `uzswap attach`: brings running programs below a limit (squeeze.rs) and restores their former
 //! limits at the end.
 //!
-//! The limit comes down step by step. It rises while the processes wait for memory half of the time
-//! (pressure.rs). Before the first step the keeper writes a group's former limit down. If this
-//! process is killed, the keeper restores that limit.
+//! The limit comes down step by step. The limit rises while the processes wait for memory half of
+//! the time (pressure.rs). Before the first step the keeper writes a group's former limit down. If
+//! this process is killed, the keeper restores that limit.
 
 use crate::cli::{AttachArguments, DetachArguments, TargetArguments};
 use crate::commands::status;

@@ -1,6 +1,6 @@
 //! `uzswap top`: the cache, its rates and the swapped processes on a whole screen, with keys for
 //! the most frequent changes. Like any user could, it reads and writes control files, reads /proc
-//! and calls `uzswap attach`. It shows no colours.
+//! and calls `uzswap attach`. The screen has no colours.
 
 use crate::cli::TopArguments;
 use crate::commands::attachment::Attachment;

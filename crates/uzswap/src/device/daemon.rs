@@ -190,8 +190,8 @@ fn prepare() -> Vec<String> {
             notes.push(format!("{what}: {error}"));
         }
     };
-    // It fails if a shell with job control has made this process the leader of a group. Such a
-    // group suffices.
+    // The call fails if a shell with job control has made this process the leader of a group. Such
+    // a group suffices.
     let _ = process::leave_session();
     note("the daemon's memory may be dumped", process::set_undumpable());
     note("the daemon is not spared when memory runs out", process::spare_from_oom());
@@ -316,8 +316,8 @@ struct Opened {
     tiers: Option<Tiers>,
 }
 
-/// The cache, new or as another daemon has left it. It lies in memory that outlives this process,
-/// if there is such memory. A cache that is taken over brings the server's state.
+/// The cache, new or as another daemon has left it. The cache lies in memory that outlives this
+/// process, if there is such memory. A cache that is taken over brings the server's state.
 fn open_cache(start: &Start, kept: Option<KeptDaemon>) -> Result<Opened, Failure> {
     let options = &start.options;
     let algorithm = options.compressor.parse();

@@ -6,8 +6,8 @@
 //! memory (PSI). When they stand still most of the time, and no page can be stored, the thread has
 //! the kernel end a process (SysRq f). The kernel makes its usual choice.
 //!
-//! The thread has opened and touched ahead all that it uses. It runs in real time, so that it gets
-//! a CPU and may use a part of the kernel's reserve.
+//! The thread has opened and touched ahead all that it uses. The thread runs in real time, so that
+//! it gets a CPU and may use a part of the kernel's reserve.
 
 use std::fs::File;
 use std::io;

@@ -1,10 +1,10 @@
 //! `uzswap hold-slots`: the process that takes slots of the areas, so that the kernel finds them
 //! full.
 //!
-//! Its own pages are swapped out to take slots. The kernel refuses that in a process that has
-//! locked all of its memory, so this process is separate. It waits for the device, so it must not
-//! have the memory that outlives the daemon (area.rs). It ends with its keeper, and the kernel then
-//! frees all its slots.
+//! The process has its own pages swapped out, and so takes slots. The kernel refuses that in a
+//! process that has locked all of its memory, so this process is separate. It waits for the device,
+//! so it must not have the memory that outlives the daemon (area.rs). When its keeper ends, the
+//! process ends too, and the kernel frees all its slots.
 
 use crate::device::processes::OWN_PROGRAM;
 use crate::device::wire::{self, Wire};

@@ -10,7 +10,8 @@
 //!
 //! When pool and backing are nearly full, the kernel may have only as many free slots as pages can
 //! be stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
-//! finds swap space full and acts on that. It would only repeat a refused write.
+//! finds swap space full and acts on that. Without this, the kernel would only repeat its refused
+//! writes.
 
 use crate::device::slots::Holder;
 use std::ops::Range;
@@ -22,7 +23,7 @@ const FIRST_BYTES_MIN: u64 = 256 << 20;
 const FIRST_DIVISOR: u64 = 64;
 const FIRST_BYTES_LEAST: u64 = 16 << 20;
 
-/// The free space that the kernel needs at least: as much as it may take between two looks.
+/// The least free space that the kernel needs: the space that it may take between two looks.
 const FREE_BYTES_MIN: u64 = 128 << 20;
 const FREE_DIVISOR: u64 = 8;
 
@@ -40,7 +41,8 @@ const ROOM_BYTES_ENOUGH: u64 = 256 << 20;
 /// With less room the cache counts as full.
 const ROOM_BYTES_MIN: u64 = 256 << 10;
 
-/// The pause before an area that could not be made is tried again. It doubles up to a minute.
+/// The pause before an area that could not be made is tried again. The pause doubles up to a
+/// minute.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_DOUBLINGS: u32 = 6;
 
@@ -51,14 +53,15 @@ const TIGHT: Duration = Duration::from_millis(5);
 /// A change of the cache's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// It can take no more.
+    /// The cache can take no more.
     Yes,
-    /// It can take more again.
+    /// The cache can take more again.
     No,
 }
 
-/// The first part of a disk of `size` bytes that is not `taken`. It has `bytes`, or fewer if the
-/// gap is smaller, and begins with a cluster. A gap arises when an area is switched off by hand.
+/// The first part of a disk of `size` bytes that is not `taken`. The part has `bytes`, or fewer if
+/// the gap is smaller, and begins with a cluster. A gap arises when an area is switched off by
+/// hand.
 pub fn free_part(taken: &[Range<u64>], bytes: u64, size: u64) -> Option<Range<u64>> {
     let mut taken = taken.to_vec();
     taken.sort_by_key(|part| part.start);
@@ -98,8 +101,8 @@ impl Space {
         }
     }
 
-    /// The part of the disk for the next area; `None` if there are enough areas. It overlaps no
-    /// part of `taken`.
+    /// The part of the disk for the next area; `None` if there are enough areas. The new part
+    /// overlaps no part of `taken`.
     pub fn wants(&self, areas: &[Area], taken: &[Range<u64>]) -> Option<Range<u64>> {
         free_part(taken, self.bytes_wanted(areas)?, self.size)
     }

@@ -117,7 +117,7 @@ pub enum Order {
 /// The messages of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum DaemonReport {
-    /// It serves.
+    /// The daemon serves.
     Ready {
         transport: String,
         /// The features that are missing.
@@ -127,7 +127,8 @@ pub enum DaemonReport {
     Attached(Offer),
     /// To [`Order::TellRoom`], any time later.
     Room(Room),
-    /// The daemon could not start or follow an order, for this reason. It waits for other orders.
+    /// The daemon could not start or follow an order, for this reason. The daemon waits for other
+    /// orders.
     Failed(String),
 }
 

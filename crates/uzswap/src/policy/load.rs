@@ -464,7 +464,7 @@ mod tests {
         assert!((64..=70).contains(&play.free().len()), "{:?}", play.free());
     }
 
-    /// Has a suspended process that no look sees. It notes the last process resumed.
+    /// Has a suspended process that no look sees. Notes the last process resumed.
     struct Unseen(AtomicUsize);
 
     impl Suspendable for Arc<Unseen> {

@@ -34,7 +34,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 /// How the squeezed processes fare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mood {
-    /// They wait little.
+    /// The processes wait little.
     Good,
     /// The processes wait for memory more than they may.
     Bad,

@@ -1,7 +1,7 @@
 //! The process that serves metrics and the page, for `--metrics`.
 //!
-//! It is a separate process, with one thread. Its memory is not locked, and no process waits for
-//! it: it reads the control files as any program could. It ends with the process that started it.
+//! The exporter is a separate process, and one thread serves. Its memory is not locked, and no
+//! process waits for it: it reads the control files as any program could. It ends with its parent.
 
 use crate::address::Address;
 use crate::device::folder;
@@ -66,7 +66,7 @@ fn note() -> PathBuf {
 /// A process that was killed is started again this long after its last start.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The process, seen by its parent. It ends when this value is dropped.
+/// The process, seen by its parent. The process ends when this value is dropped.
 pub struct Exporter {
     wire: Option<Wire>,
     child: Child,

@@ -22,7 +22,7 @@ const WORTH_CLEANING: usize = SEGMENT_BYTES - SEGMENT_BYTES / 32;
 pub(super) enum Cleaning {
     /// More than the reserved segments are free.
     Enough,
-    /// Not yet: the caller lets go of the writer's lock, and asks again.
+    /// Space is still short: the caller releases the writer's lock, and asks again.
     Unfinished,
     /// There is nothing to win.
     Hopeless,

@@ -76,7 +76,7 @@ macro_rules! transitions {
         #[cfg(all(test, not(feature = "shuttle")))]
         const TRANSITIONS: &[&Transition] = &[$(&$name),*];
 
-        /// Their names.
+        /// The names of all transitions.
         #[cfg(feature = "simulation")]
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
     };

@@ -30,10 +30,10 @@ pub const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
 /// root.
 const TO_ROOT: &str = "/usr/$LIB/../../../../../../../..";
 
-/// The path of a library that only glibc's dynamic linker finds. glibc's linker replaces `$LIB` by
-/// the name of its own folder, such as `lib64`. musl's linker silently skips a library that it does
-/// not find. A managed program may start a program of musl. With a plain path, musl's linker would
-/// load our library and end that program, because functions of glibc are missing.
+/// The path of a library that only glibc's dynamic linker finds. That linker replaces `$LIB` by the
+/// name of its own folder, such as `lib64`. The linker of musl silently skips a library that it
+/// does not find. A managed program may start a program of musl. With a plain path, musl's linker
+/// would load our library and end that program, because functions of glibc are missing.
 pub fn for_glibc_alone(library: PathBuf) -> PathBuf {
     match library.strip_prefix("/") {
         Ok(below) => Path::new(TO_ROOT).join(below),
@@ -84,9 +84,9 @@ pub enum Linkage {
     Glibc,
     /// Linked by the dynamic linker of this name.
     OtherLibrary(String),
-    /// It loads no libraries.
+    /// The program loads no libraries.
     Static,
-    /// It is of another architecture.
+    /// The program is of another architecture.
     Not64Bit,
 }
 

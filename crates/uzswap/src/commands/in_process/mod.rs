@@ -1,5 +1,5 @@
 //! `uzswap run --in-process`: a preloaded library keeps the memory of the command's processes in
-//! the budget, from inside. It needs no root, no swap and no cgroup.
+//! the budget, from inside. In-process needs no root, no swap and no cgroup.
 
 mod at_store;
 mod beyond;
@@ -126,9 +126,8 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         Ok(()) => Ok(library().map_err(Failure::new)?),
         Err(reason) => Err(reason),
     };
-    // This comes before this process has threads. In a process with threads, the first high number
-    // makes the kernel wait for an RCU grace period, some 10 ms, to replace the table of
-    // descriptors.
+    // Before this process has threads: with threads, the kernel waits some 10 ms, for an RCU grace
+    // period, before the first high number gets into the table of descriptors.
     let backing = backing(arguments)?;
     let store = store(arguments, backing.is_some())?;
     let prepared =
@@ -479,8 +478,7 @@ fn backing(arguments: &RunArguments) -> Result<Option<(PathBuf, u64)>, Failure> 
     }
 }
 
-/// The store, if it answers now. Fails without a disk, since a forked process must be able to move
-/// all its pages to one.
+/// The store, if it answers now. A forked process needs room on a disk for all of its pages.
 fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Failure> {
     let Some(address) = options::store(&arguments.cache)? else { return Ok(None) };
     if !has_disk {

@@ -12,14 +12,14 @@ use std::io;
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// It makes the cache, or takes it over.
+    /// The daemon makes the cache, or takes it over.
     Starting,
-    /// It answers requests.
+    /// The daemon answers requests.
     Serving,
-    /// It failed to take over another daemon's memory. It keeps that memory and waits for the order
-    /// to try again.
+    /// The daemon failed to take over another daemon's memory. It keeps that memory and waits for
+    /// the order to try again.
     Unable,
-    /// No process needs it any more.
+    /// No process needs the daemon any more.
     Ending,
 }
 
@@ -28,17 +28,17 @@ use Phase::{Ending, Serving, Starting, Unable};
 /// The acts that only some phases permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
-    /// It makes a block device.
+    /// Make a block device.
     MakeDevice,
-    /// It forgets the devices that have no area.
+    /// Forget the devices that have no area.
     Settle,
-    /// It reports the room of the cache.
+    /// Report the room of the cache.
     TellRoom,
-    /// It executes another program in its place, whose first phase begins.
+    /// Execute another program in place of this one. Its first phase begins.
     Become,
-    /// It starts another keeper, since its keeper is gone.
+    /// Start another keeper, since the daemon's keeper is gone.
     StartKeeper,
-    /// It closes everything, and ends.
+    /// Close everything, and end.
     Close,
 }
 

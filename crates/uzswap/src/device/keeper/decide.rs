@@ -40,11 +40,11 @@ pub fn task(phase: Phase, is_wanted: bool, is_early: bool) -> Task {
 pub enum SwitchOff {
     /// There is no such process.
     Idle,
-    /// It waits for the kernel.
+    /// The process waits for the kernel.
     UnderWay,
-    /// It has ended, and reports that the areas are off.
+    /// The process has ended, and reports that the areas are off.
     Done,
-    /// It has failed.
+    /// The process has failed.
     Failed,
 }
 

@@ -70,8 +70,8 @@ pub fn keeper(adopted_lock: Option<i32>) -> Result<(), Failure> {
         let _ = process::close_inherited(None);
     }
     let wire = Wire::of_stdin().map_err(started_by)?;
-    // It fails if a shell with job control has made this process the leader of a group. Such a
-    // group suffices.
+    // The call fails if a shell with job control has made this process the leader of a group. Such
+    // a group suffices.
     let _ = process::leave_session();
     let Some(number) = adopted_lock else { return first(wire) };
     let lock = process::take_inherited(number).map_err(started_by)?;
@@ -146,7 +146,7 @@ pub struct Keeper {
     shortage: Option<Shortage>,
     listener: UnixListener,
     members: Vec<Member>,
-    /// It gets a byte for each signal.
+    /// The signal handlers write a byte here for each signal.
     signals: UnixStream,
     /// The time after which runs of a dead keeper that have not reconnected count as ended.
     orphans_until: Option<Instant>,
@@ -303,7 +303,7 @@ impl Keeper {
         }
     }
 
-    /// Takes over from a keeper that died. Its daemon has started this process.
+    /// Takes over from a keeper that died. The daemon of that keeper has started this process.
     fn take_over(lock: Lock, mut daemon: Wire) -> Result<Self, Failure> {
         spare();
         let start: Start = daemon.receive().map_err(cannot_start)?;

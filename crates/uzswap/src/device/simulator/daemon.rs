@@ -65,7 +65,8 @@ impl DaemonProcess {
     fn start_keeper(&mut self, world: &mut World, me: Pid) {
         self.phase.require(Act::StartKeeper);
         let (keeper, wire) = world.spawn(Role::Keeper, Some(me));
-        // The daemon has the first end of this wire. Of the other keepers' wires it has the second.
+        // The daemon has the first end of this wire. Of other keepers' wires the daemon has the
+        // second end.
         self.wire = wire;
         world.processes[keeper].has_memory = true;
         let serves = self.phase == Phase::Serving;

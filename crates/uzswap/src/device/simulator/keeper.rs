@@ -34,11 +34,11 @@ struct Maker {
 /// Work that must finish before any other.
 #[derive(Clone)]
 enum Busy {
-    /// It waits for the start data of the daemon that has started it.
+    /// The keeper waits for the start data of the daemon that has started it.
     Begin,
-    /// It waits for the end of the last keeper.
+    /// The keeper waits for the end of the last keeper.
     AwaitBefore(Start),
-    /// It waits until no thread of the daemon runs.
+    /// The keeper waits until no thread of the daemon runs.
     Bury,
     Pause(Duration),
     WriteDaemon,

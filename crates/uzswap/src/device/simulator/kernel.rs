@@ -1,8 +1,8 @@
 //! The modelled machine: processes that take time, sockets, and the kernel's swap.
 //!
 //! A process does one step at a time. A killed process ends in the kernel's order: it loses its
-//! memory, its files are closed, it is gone. While it waits for an answer of the device it cannot
-//! end.
+//! memory, its files are closed, it is gone. A process that waits for an answer of the device
+//! cannot end.
 
 use crate::device::phase::Phased;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,7 +39,7 @@ pub struct Faults {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Life {
     Alive,
-    /// Its first thread has no memory any more; other threads may run.
+    /// The process's first thread has no memory any more; other threads may run.
     Ending,
     /// No thread has memory.
     Over,

@@ -116,7 +116,7 @@ impl Run {
     }
 
     fn connect(&mut self, world: &mut World, me: Pid) {
-        // It gives up if keeper and daemon are both gone.
+        // The run gives up if keeper and daemon are both gone.
         let is_attended = [world.ledger.keeper, world.ledger.daemon]
             .into_iter()
             .any(|pid| world.life(pid) < Life::Gone);
