@@ -16,7 +16,7 @@ impl Inner {
     /// Makes the pager write a trace.
     pub(crate) fn recording(mut self, log: Option<Log>) -> Self {
         if log.is_some() {
-            // Each page has a size of its own, and none is on a disk.
+            // Then each page has a compressed size of its own (no units), and no page is on a disk.
             let most = u64::MAX.to_string();
             for (name, value) in [("max_pool_bytes", &*most), ("recompress_idle_seconds", "0")] {
                 self.cache.set_attribute(name, value).expect("a value of it");

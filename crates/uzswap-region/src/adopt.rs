@@ -38,7 +38,7 @@ const BLIND: usize = 256 << 30;
 /// The pages that an adopted range may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contents {
-    /// None: it was never touched.
+    /// None: the range was never touched.
     Nothing,
     /// Some, that may be read and written.
     Pages,
@@ -47,10 +47,10 @@ pub enum Contents {
     ReadOnlyPages,
 }
 
-/// The parts of a range that have pages. The kernel is asked for them as a caller walks through the
-/// range.
+/// The parts of a range that have pages. The kernel lists them step by step, as the caller walks
+/// through the range.
 struct Present<'a> {
-    /// `None` if there are none.
+    /// `None` if the range has no pages.
     pagemap: Option<&'a Pagemap>,
     scanned: Scanned,
     end: usize,
@@ -165,7 +165,8 @@ pub(crate) fn windows(range: Range<usize>) -> impl Iterator<Item = (&'static Spa
 
 /// Drops the kernel's zero page from memory that may only be read. A forked child does not inherit
 /// that page in a mapping that was never written, although its word would say that the page is
-/// present. The page stays if the kernel does not tell it from others (before Linux 6.7).
+/// present. The page stays if the kernel does not distinguish it from other pages (before Linux
+/// 6.7).
 fn drop_zeros(pagemap: &Pagemap, at: usize, there: &mut [bool], guards: &[bool]) {
     let (mut used, end) = (Scanned::but_zeros(), at + there.len() * PAGE_BYTES);
     let pages = (at..).step_by(PAGE_BYTES);
@@ -392,7 +393,7 @@ impl Inner {
         match found.word.kind() {
             Kind::Untouched => return found.end(),
             Kind::Busy => space.wait(page),
-            // The word is also that of pages outside of the range.
+            // Pages outside of the range share the word.
             _ if found.take() => space.divide(&found, found.word),
             _ => {}
         }
@@ -433,7 +434,7 @@ impl Inner {
         page + 1
     }
 
-    /// Adopts pages as `Empty`: with userfaultfd they are absent.
+    /// Adopts pages as `Empty`. With userfaultfd such pages are absent.
     pub(crate) fn give_empty(self: &Arc<Self>, range: Range<usize>) -> Result<(), Error> {
         self.windows_over(range.clone())?;
         for (space, pages) in windows(range) {
@@ -454,9 +455,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes all adopted pages of a range `Busy`. Waits for no page while it has others. The thread
-    /// that has the page may wait for memory, and reclaim may wait for a page that this call has
-    /// taken.
+    /// Makes all adopted pages of a range `Busy`. Does not wait for a page while it has others. The
+    /// thread that has the awaited page may wait for memory, and reclaim for a page that this call
+    /// has taken.
     pub(crate) fn take_all(&self, range: &Range<usize>) -> AllTaken {
         let mut taken = AllTaken::default();
         while let Some((space, page)) = self.take_free(range, &mut taken) {

@@ -1,9 +1,9 @@
-//! Read-ahead: brings in the pages that a program will touch next while it uses others in order.
+//! Read-ahead: while a program uses pages in order, brings in those that it will touch next.
 //!
 //! A fault that is about to bring in a whole window asks for the window behind it, and a thread
 //! decodes that window at the same time. If the program touches these pages first, it waits for
-//! those that are being brought in, and brings in the others itself. This thread never waits for
-//! memory: without room it reads nothing ahead.
+//! those that are being brought in, and brings in the others itself. The read-ahead thread never
+//! waits for memory: without room it reads nothing ahead.
 
 use crate::core::Inner;
 use crate::core::space::Space;
@@ -40,7 +40,7 @@ impl Inner {
             let window = ((end - page) as usize, Way::Up);
             let brought = self.fill_many(&mut lane, space, page, window, (word, 0));
             if brought == 0 {
-                // It is the last page, or there is no buffer for more.
+                // This page is the last, or there is no buffer for more than one.
                 space.put(page, UNCHANGED, word);
                 break;
             }

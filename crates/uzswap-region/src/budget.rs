@@ -1,8 +1,8 @@
 //! The memory that a pager takes, and may take.
 //!
-//! It is counted in pages: *charged* ones (resident, staged, or reserved for either) and those of
-//! the cache. A page is charged before it is made, so the sum never exceeds the budget. Threads
-//! charge 32 at a time, so that not every fault writes the count.
+//! The memory is counted in pages: *charged* ones (resident, staged, or reserved for either) and
+//! those of the cache. A page is charged before it is made, so the sum never exceeds the budget.
+//! Threads charge 32 pages at a time, so that not every fault writes the count.
 
 use rustix::thread::futex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering::*, fence};
@@ -28,11 +28,11 @@ pub(crate) struct Budget {
     waiting: AtomicU32,
     /// No page can be taken out any more.
     exhausted: AtomicBool,
-    /// The number of charged pages when none of them could leave; 0 after one has left.
+    /// The number of charged pages when none of them could leave; 0 after a page has left.
     stuck: AtomicI64,
     /// Every request for pages succeeds.
     lifted: AtomicBool,
-    /// Every request for pages waits until this is over.
+    /// True while the process is suspended: every request for pages waits until that is over.
     suspended: AtomicBool,
     /// A thread without room waits for the budget to grow, instead of ending the process.
     patient: AtomicBool,
@@ -75,8 +75,8 @@ impl Budget {
         self.limit.store(left.div_euclid(PAGE_BYTES as i64) - ahead, Relaxed);
     }
 
-    /// Lets threads have the pages that the cache is about to take, until its size is set again.
-    /// Called when no page can be taken out.
+    /// Lets threads have the pages that the cache is about to take, until the cache's size is set
+    /// again. Called when no page can be taken out.
     pub(crate) fn lend_ahead(&self) {
         self.limit.fetch_add(self.ahead.swap(0, Relaxed), Relaxed);
     }

@@ -81,7 +81,7 @@ impl PagerBuilder {
         self
     }
 
-    /// Encrypts and authenticates pages on the backing, as by default. Switch it off for a disk
+    /// Encrypts and authenticates pages on the backing, as by default. Switch this off for a disk
     /// that is encrypted itself.
     pub fn seals_backing(mut self, seals: bool) -> Self {
         self.seals_backing = seals;
@@ -214,8 +214,8 @@ impl PagerBuilder {
     }
 }
 
-/// The cache's directory takes 32 bytes for each 16 MiB of addresses: 2048 times the budget costs
-/// it a 250th.
+/// The cache's directory takes 32 bytes for each 16 MiB of addresses. For addresses of 2048 times
+/// the budget, it takes a 250th of the budget.
 fn cache_config((memory, ever): (u64, u64), algorithm: Algorithm, seals_backing: bool) -> Config {
     const GIB: u64 = 1 << 30;
     let addresses = memory.saturating_mul(2048).clamp(64 * GIB, 8192 * GIB);

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! before the fork   page-outs stop; pages that are not in a region are written to a file
-//! the fork          the kernel shares the pages that are in one, copy on write
+//! the fork          the kernel shares the other pages, copy on write
 //! in the parent     page-outs go on
-//! in the child      the shared pages are written to the file as well, and it is mapped privately
+//! in the child      the shared pages are written to the file, too; the file is mapped privately
 //!                   over the regions
 //! ```
 //! While page-outs are stopped (see [`crate::fork`]) pages only come in. So at the moment of the
@@ -79,7 +79,7 @@ impl Copy {
         inherited.map(|()| Some(copy))
     }
 
-    /// Restores the parent: other forks do not inherit the regions.
+    /// Restores the parent: later forks do not inherit the regions.
     pub(crate) fn keep_apart(&self) {
         for part in &self.parts {
             let done = part.space.set_inherited(false);

@@ -124,7 +124,8 @@ impl Inner {
             stopping: AtomicBool::new(false),
             handlers: Handlers::default(),
         };
-        // The pool's limit is hard without a backing; with one, writeback begins below it.
+        // Without a backing the pool's limit is hard. With a backing, writeback begins below the
+        // limit.
         if inner.cache.statistic("backing_total_size") == Some(0) {
             let set = inner.cache.set_attribute("accept_threshold_percent", "100");
             set.expect("100 percent is a value of it");
@@ -194,7 +195,7 @@ impl Inner {
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.pool_steps.load(Relaxed);
         let steps = hand.pool.tend(before, loaded);
-        // If another thread has just given the pool all of its memory, that holds.
+        // If another thread has just given the pool all of its memory, this decision is dropped.
         let _ = self.pool_steps.compare_exchange(before, steps, Relaxed, Relaxed);
     }
 
@@ -212,9 +213,9 @@ impl Inner {
         self.pool_steps.swap(0, Relaxed) > 0
     }
 
-    /// Fits the memory that the cache reserves for further pages to the budget.
+    /// Adjusts the memory that the cache reserves for further pages, by the size of the budget.
     pub(crate) fn keep_ahead(&self) {
-        // Two trunks of the index at least: a batch lies in two, most of the time.
+        // Two trunks of the index at least: the keys of a batch mostly lie in two.
         self.cache.keep_ahead(self.budget.bytes().max(32 << 20));
     }
 

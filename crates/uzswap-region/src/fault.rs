@@ -5,12 +5,12 @@
 //!   untouched   the zero page, or a page of zeros for a write
 //!   staged      move the page back from its frame
 //!   stored      load it from the cache, copy it in; in order: many at once
-//! → Resident, wake who waits
+//! → Resident, wake the threads that wait
 //! ```
-//! It runs in the thread that faulted, on a stack of ours with all signals blocked, or in a handler
-//! thread. Nothing allocates (except the index's epochs, at a thread's first fault), nothing logs,
-//! and nothing takes a lock that all threads take. A page that cannot be loaded ends the process
-//! with a message, because the program would see wrong bytes.
+//! This code runs in the thread that faulted, on a stack of ours with all signals blocked, or in a
+//! handler thread. Nothing allocates (except the index's epochs, at a thread's first fault),
+//! nothing logs, and nothing takes a lock that all threads take. A page that cannot be loaded ends
+//! the process with a message, because the program would see wrong bytes.
 
 #![expect(
     unsafe_code,
@@ -117,8 +117,8 @@ impl Inner {
         }
     }
 
-    /// A write to a guarded page: lets the program write to it and, if the program writes in order,
-    /// to those behind it.
+    /// Serves a write to a guarded page: lets the program write to the page and, if it writes in
+    /// order, to the pages behind.
     fn let_write(&self, space: &Space, page: u32, word: Word) {
         let mut lane = self.lanes.here();
         let (most, way) = lane.streams.window(space.id | WRITES, page, NORMAL);
@@ -171,7 +171,8 @@ impl Inner {
         let ahead = way.from(page, window).filter(|ahead| *ahead < space.pages());
         let is_stream = window == BATCH && word.kind() == Kind::Stored;
         if let (true, Some(ahead)) = (is_stream, ahead) {
-            // Asked before our own window is read, so that both are decoded at the same time.
+            // The request comes before our own window is read, so that both windows are decoded at
+            // the same time.
             let back = if way == Way::Up { 0 } else { window as u32 - 1 };
             self.ahead.ask(space.id, ahead.saturating_sub(back));
         }
@@ -377,7 +378,7 @@ impl Inner {
         }
     }
 
-    /// Ends the process if the page was not given back.
+    /// Ends the process if the cache did not give the page back.
     fn check(&self, space: &Space, page: u32, load: Result<Load, Error>) {
         match load {
             Ok(Load::Hit) => {}

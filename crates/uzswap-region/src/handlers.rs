@@ -17,14 +17,14 @@ pub(crate) struct Handlers {
 pub(crate) struct Turns(AtomicU64);
 
 impl Handlers {
-    /// The count of a thread that begins. The thread that had it before has ended.
+    /// The count for a handler thread that begins. The thread that had this count before has ended.
     pub(crate) fn next(&self) -> &Turns {
         &self.turns[self.begun.fetch_add(1, Relaxed) % HANDLERS_MAX]
     }
 
     /// Waits until handler threads have served their present faults. A thread that waits for a page
     /// may continue before a handler serves its message, because another thread has brought the
-    /// page in. It may then unmap the region.
+    /// page in. The continued thread may then unmap the region.
     pub(crate) fn wait(&self) {
         fence(SeqCst);
         for Turns(turns) in self.turns.iter().map(|turns| &**turns) {

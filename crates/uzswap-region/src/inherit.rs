@@ -2,7 +2,7 @@
 //!
 //! A lock that another thread holds at the fork would stay locked in the child for ever. So
 //! [`Pager::before_fork`] waits until no page moves out or in. Then the child makes its copy of the
-//! pager its own. If it cannot, it brings all pages in, and has no pager.
+//! pager its own. A child that cannot do so brings all pages in, and has no pager.
 
 #![expect(
     unsafe_code,
@@ -30,7 +30,7 @@ use uzswap_sys::process::Lifted;
 use uzswap_sys::{map, proc_mem};
 use uzswap_trace::Log;
 
-/// Our descriptors have numbers below it ([`uzswap_sys::process::out_of_the_way`]).
+/// Our descriptors have numbers below this ([`uzswap_sys::process::out_of_the_way`]).
 const DESCRIPTORS: u64 = 1024;
 
 impl Pager {
@@ -174,8 +174,7 @@ impl Inner {
                 found.change(PINNED, found.word.without_pins());
             }
             if found.word.kind() == Kind::Busy {
-                // Pages that share a word are alike: the parent was about to give them words of
-                // their own.
+                // Pages that share a word are alike, and none of them is used.
                 let word = match found.is_shared() {
                     true if space.is_window() => Word::EMPTY,
                     true => Word::UNTOUCHED,
@@ -254,7 +253,7 @@ impl Inner {
             }
             let mut word = found.word;
             if word.kind() == Kind::Busy {
-                // Another thread of the parent's had it.
+                // Another thread of the parent's had the page.
                 word = self.whereabouts_by(space, page, map::is_in_core(space.address(page))?);
             } else if !space.take(page, word) {
                 continue;
@@ -292,7 +291,7 @@ impl Inner {
         Ok(self.whereabouts_by(space, page, is_there))
     }
 
-    /// The same for a page that is present if `is_there`.
+    /// As [`Self::whereabouts`], for a page that is present if `is_there`.
     fn whereabouts_by(&self, space: &Space, page: u32, is_there: bool) -> Word {
         let is_stored = space.key_if_any(page).is_some_and(|key| self.cache.has(key));
         if is_there {

@@ -12,7 +12,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// `read(2)` into memory that may be paged out: the number of bytes read, 0 at the end of the file.
 ///
-/// Of a pipe, a socket or a terminal it may be less than there is, as with `read`.
+/// From a pipe, a socket or a terminal it may read less than there is, as `read` does.
 pub fn read(file: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
     in_parts(into, |_, buffer| rustix::io::read(&file, buffer))
 }

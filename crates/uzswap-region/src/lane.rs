@@ -83,8 +83,8 @@ impl Lane {
         std::mem::take(&mut self.credit) + std::mem::take(&mut self.window_pages) as i64
     }
 
-    /// Gives back the part of its buffer that no window has used since the last call, and returns
-    /// the number of its pages.
+    /// Gives back the part of the lane's buffer that no window has used since the last call, and
+    /// returns the number of pages in that part.
     fn take_unused(&mut self) -> i64 {
         let used = std::mem::take(&mut self.window_used);
         let unused = self.window_pages.saturating_sub(used);

@@ -10,9 +10,9 @@
 //!                    layer    A                 layer    A
 //! ```
 //! For each granule of the backing, a byte says which file has it. A fork costs a new file, however
-//! much was written. If the parent has written little, the child gets a copy of that instead, so
-//! that many forks do not make many layers. If no number is left for a layer, the smallest layers
-//! are copied into one.
+//! much was written. If the parent has written little, the child gets a copy of those bytes
+//! instead, so that many forks do not make many layers. If no number is left for a layer, the
+//! smallest layers are copied into one.
 //!
 //! A layer takes its space on the disk until neither process needs a granule of it, or both have
 //! ended.
@@ -275,7 +275,7 @@ impl Granules {
         usize::from(self.byte(granule).load(Relaxed)).checked_sub(1)
     }
 
-    /// Returns the number that it had.
+    /// Sets the file of a granule, and returns the earlier one.
     fn set(&self, granule: u64, to: Option<usize>) -> Option<usize> {
         let before = self.byte(granule).swap(to.map_or(0, |number| number as u8 + 1), Relaxed);
         usize::from(before).checked_sub(1)
@@ -393,7 +393,7 @@ impl Backing for Layers {
     }
 
     fn complete(&self, wait: bool) -> Option<Completion> {
-        // A write may have ended before the last fork.
+        // A write to a file that was the top before the last fork may have ended, too.
         self.0.files.iter().find_map(|file| file.complete(wait))
     }
 }

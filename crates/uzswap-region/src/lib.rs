@@ -15,8 +15,8 @@
 //! device, or setting of the host: the thread that faults serves the fault through userfaultfd
 //! ([`Mode`]).
 //!
-//! Read it in the order of the modules: a page's word and its states, how faults are served, how
-//! pages are taken out.
+//! Read the modules in their order: a page's word and its states, how faults are served, how pages
+//! are taken out.
 
 mod page;
 

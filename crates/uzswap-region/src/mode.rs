@@ -26,7 +26,8 @@ pub enum Means {
     Moves,
     /// userfaultfd, and pages are copied (Linux 5.11).
     Copies,
-    /// Guards in their places (Linux 6.15). Needs `/proc/self/mem`, as does the next.
+    /// Guards stand in the places of absent pages (Linux 6.15). Needs `/proc/self/mem`, as does
+    /// [`Self::Protection`].
     Guards,
     /// Absent pages may not be accessed.
     Protection,
@@ -35,7 +36,7 @@ pub enum Means {
 impl Means {
     pub(crate) const ALL: [Self; 4] = [Self::Moves, Self::Copies, Self::Guards, Self::Protection];
 
-    /// The mode that serves faults of such memory.
+    /// The mode that serves the faults of this means.
     pub fn mode(self) -> Mode {
         match self {
             Self::Moves | Self::Copies => Mode::InThread,

@@ -7,12 +7,12 @@ use std::str::FromStr;
 /// A forked process's share of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnFork {
-    /// Nothing: a touch ends it with SIGSEGV and a message.
+    /// Nothing: a touch ends the child with SIGSEGV and a message.
     #[default]
     Absent,
-    /// A copy of its own, as of any memory: neither process sees the writes of the other. Calls on
-    /// its handles fail in the child, except those that unmap; the child may make pagers of its
-    /// own.
+    /// A copy of its own, as of any memory: neither process sees the writes of the other. In the
+    /// child, calls on the region's handles fail, except those that unmap. The child may make
+    /// pagers of its own.
     ///
     /// Each `fork` makes the copy, uncompressed, as a file without a name in `/var/tmp` that the
     /// child maps. The copy is beyond any budget, but the kernel need not keep it in memory. `fork`

@@ -56,7 +56,7 @@ impl Pager {
         self.inner().budget.bytes()
     }
 
-    /// The least budget with which threads make progress, in bytes. It has the empty cache, a
+    /// The least budget with which threads make progress, in bytes. It covers the empty cache, a
     /// section of its pool, the pages that cannot leave at present, and a few moving pages.
     pub fn least_memory(&self) -> u64 {
         self.inner().least_bytes()

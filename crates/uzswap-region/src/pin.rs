@@ -15,9 +15,9 @@ use uzswap_sys::fault_signals::{self, Blocked};
 use uzswap_sys::uffd::Fault;
 
 impl Pager {
-    /// Brings in the first adopted pages in a row of a range, and keeps them in memory until
-    /// [`Self::unpin`]: the kernel is going to read or write them. Returns their addresses, or
-    /// `None` if no page of the range is adopted, or each has as many pins as can be counted.
+    /// Brings in the first run of adopted pages in a range, and keeps these pages in memory until
+    /// [`Self::unpin`]: the kernel is going to read or write them. Returns their addresses. `None`
+    /// if no page of the range is adopted, or if each has as many pins as can be counted.
     pub fn pin(&self, range: Range<usize>) -> Option<Range<usize>> {
         let mut pinned: Option<Range<usize>> = None;
         for at in (range.start / PAGE_BYTES * PAGE_BYTES..range.end).step_by(PAGE_BYTES) {
@@ -34,8 +34,8 @@ impl Pager {
     }
 
     /// Pins the page at an address like [`Self::pin`], but does not wait for room. Without room it
-    /// exceeds the budget, which [`Self::make_room`] avoids. It is for a thread that others wait
-    /// for. False if the page is not adopted; `None` if another thread has it at this moment.
+    /// exceeds the budget, which [`Self::make_room`] avoids. This is for a thread for which others
+    /// wait. False if the page is not adopted; `None` if another thread has it at this moment.
     pub fn pin_now(&self, address: usize) -> Option<bool> {
         let Some((space, page)) = find(address) else { return Some(false) };
         loop {
@@ -60,7 +60,7 @@ impl Pager {
         }
     }
 
-    /// Has pages leave until there is room for `pages` pages, unless none can leave at present.
+    /// Makes pages leave until there is room for `pages` pages, unless none can leave at present.
     /// True if there is room.
     pub fn make_room(&self, pages: usize) -> bool {
         let inner = self.inner();

@@ -9,10 +9,10 @@
 //! still equals its copy in the cache is not compressed again: the page was guarded, or the cache
 //! compares them.
 //!
-//! Between the move and the store no page can be lost: the page is in its frame, and its word says
-//! that. `EBUSY` from a move means that the kernel holds another reference to the page, such as for
-//! a device transfer. The page stays. If a page is absent, other code has taken it away, and the
-//! process ends.
+//! Between the move and the store no page can be lost: the page is in its frame, and its word names
+//! the frame. `EBUSY` from a move means that the kernel holds another reference to the page, such
+//! as for a device transfer. The page stays. If a page is absent, other code has taken it away, and
+//! the process ends.
 
 use crate::core::Inner;
 use crate::core::space::{Space, Taken};
@@ -154,14 +154,14 @@ impl Inner {
         stored > 0
     }
 
-    /// Does the cache's work that needs a thread, not while the process forks: a child has a copy
-    /// of the cache's locks.
+    /// Does the cache's work that needs a thread, but never while the process forks: the child gets
+    /// a copy of the cache's locks.
     fn maintain(&self) {
         let _steady = self.steady();
         // After an error a new CPU shares other CPUs' resources, and the next call tries again.
         let _ = self.cache.follow_cpus(&CpuSet::of_caller());
         self.tend_pool();
-        // `tend` meets its errors again.
+        // `tend` meets the same errors again.
         let _ = self.cache.maintain();
         self.budget.give_back(self.lanes.take_unused());
         // Memory that the pool took and does not need is better used for pages.
@@ -179,7 +179,7 @@ impl Inner {
         if before > 0 {
             return false;
         }
-        // A backing that has failed is tried again now that there is no other place.
+        // A backing that has failed is tried again, now that there is no other place for pages.
         self.cache.resume_writeback();
         let missing = (2 * self.budget.margin().max(1) - before) as usize;
         self.cache.shrink(missing * PAGE_BYTES);
@@ -402,8 +402,8 @@ impl Inner {
         stored
     }
 
-    /// Stores a page in a frame whose word is `Busy`. A guarded page needs no store: it is
-    /// unchanged since it was loaded. If the cache refuses a page, moves it back.
+    /// Stores a page that is in a frame, and whose word is `Busy`. A guarded page needs no store:
+    /// it is unchanged since it was loaded. If the cache refuses the page, moves it back.
     fn store(&self, space: &Space, page: u32, frame: usize, was: Word) -> bool {
         if was.has(Word::GUARDED) || self.keep(space, page, self.staging.page(frame)) {
             self.note_left(space, page, was);

@@ -100,7 +100,7 @@ impl RegionRef {
         false
     }
 
-    /// The pager that it is of.
+    /// The region's pager.
     pub fn pager(&self) -> &Pager {
         &self.pager
     }
@@ -132,8 +132,8 @@ impl RegionRef {
         Ok(())
     }
 
-    /// Tells the expected accesses. Errors: a range beyond the region; for [`Advice::PageOut`], no
-    /// room in pool and backing for all of it (the rest stays as it was).
+    /// Declares the expected accesses. Errors: a range beyond the region; for [`Advice::PageOut`],
+    /// no room in pool and backing for all of it (the rest stays as it was).
     pub fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Error> {
         self.check()?;
         let pages = self.space.pages_of(&range, advice == Advice::DontNeed)?;

@@ -1,8 +1,8 @@
 //! Counts the pages that left and the pages that came back, from which the order learns.
 //!
-//! A page that leaves notes the moment in its word, as a count of pages that left. So a fault knows
-//! how many other pages have left since. Each processor has its own counts. Faults share only the
-//! cache line of the moment, which reclaim writes once for 64 pages.
+//! When a page leaves, its word notes the moment, as a count of pages that left. So a fault knows
+//! how many other pages have left since then. Each processor has its own counts. Faults share only
+//! the cache line of the moment, which reclaim writes once for 64 pages.
 
 use crate::page::word::{MOMENTS, Word};
 use crossbeam_utils::CachePadded;

@@ -63,7 +63,7 @@ impl Batch {
         self.present.load(Acquire)
     }
 
-    /// The region and page that frame `at` holds, if it does.
+    /// The region and page of frame `at`, if there is a page in it.
     pub(crate) fn owner(&self, at: usize) -> Option<(u32, u32)> {
         let owner = self.owners[at].load(Acquire);
         let is_there = self.present() & 1 << at != 0 && owner != NOBODY;
@@ -178,7 +178,7 @@ impl Staging {
     }
 
     /// Lets pages leave the area after the program has locked its memory. An error would mean that
-    /// it is not mapped.
+    /// the area is not mapped.
     pub(crate) fn unlock(&self) {
         let _ = self.memory.unlock();
     }

@@ -23,7 +23,7 @@ thread_local! {
 }
 
 /// True if the calling thread is a pager's own. An allocator that gives out memory of regions must
-/// give such a thread none, because other threads may wait for it at a fault.
+/// give none of it to such a thread, because other threads may wait for that thread at a fault.
 pub fn is_pager_thread() -> bool {
     IS_PAGERS.get()
 }
@@ -88,7 +88,7 @@ impl Handle {
     }
 
     pub(crate) fn restart(&self) -> io::Result<()> {
-        // The parent's threads are not waited for.
+        // These are threads of the parent, which do not exist here.
         self.threads().clear();
         self.start(1)
     }

@@ -78,7 +78,7 @@ impl<T> RegionVec<T> {
 }
 
 impl<T: Zeroable> RegionVec<T> {
-    /// Makes zeros of a range of elements, and gives its memory back where it can.
+    /// Sets a range of elements to zeros, and gives the memory of whole pages back.
     pub fn clear(&mut self, range: Range<usize>) -> Result<(), Error> {
         let bytes = self.bytes(range.clone());
         self.region.advise(bytes.clone(), Advice::DontNeed)?;

@@ -5,10 +5,10 @@
 //! it maps, and a page is found as in a region. Adopted pages that were not used yet share words
 //! ([`crate::page::words`]), so a reservation of terabytes is one window, and costs little.
 //!
-//! The caller of this module sees the program's system calls before the kernel does. It makes calls
-//! that unmap, move or drop adopted pages inside of [`Pager::change`] or [`Pager::move_adopted`].
-//! Before a call that gives pages to the kernel it pins them ([`Pager::pin`]). One thread at a time
-//! adopts, changes or moves pages.
+//! The caller of this module sees the program's system calls before the kernel does. The caller
+//! makes a call that unmaps, moves or drops adopted pages inside of [`Pager::change`] or
+//! [`Pager::move_adopted`]. Before a call that gives pages to the kernel, the caller pins them
+//! ([`Pager::pin`]). One thread at a time adopts, changes or moves pages.
 //!
 //! Forks of such a program: [`crate::inherit`].
 
@@ -168,8 +168,8 @@ impl Pager {
         for space in windows {
             let mut next = space.next_touched(0);
             while let Some(page) = next {
-                // Pages that read as zeros do so for everyone. A thread that is bringing a page in
-                // may end before the page is present.
+                // Pages that read as zeros do so for every reader. A thread that is bringing a page
+                // in may end before the page is present.
                 if matches!(space.load(page).kind(), Kind::Stored | Kind::Staged | Kind::Busy) {
                     space.bring_in(page, |word| Some(word.with(Word::USED)));
                 }
@@ -293,14 +293,14 @@ impl Pager {
         inner.give_empty(to + from.len()..to + bytes)
     }
 
-    /// True if pages leave by a move: the kernel refuses to move a page that a device reads or
-    /// writes.
+    /// True if pages leave by a move, and so leave memory of devices in place: the kernel refuses
+    /// to move a page that a device reads or writes.
     pub fn leaves_pinned_in(&self) -> bool {
         self.inner().door.uffd().is_some_and(Uffd::can_move)
     }
 
-    /// Names the program's only thread, so that no other thread sees a page while that one brings
-    /// it in. `None` if there are other threads, or are about to be.
+    /// Names the program's only thread: while that thread brings a page in, no other thread can see
+    /// the page. `None` if there are other threads, or are about to be.
     pub fn set_only_thread(&self, thread: Option<i32>) {
         self.inner().door.set_only_thread(thread.unwrap_or(0));
     }
@@ -396,7 +396,7 @@ impl Inner {
     /// Ends `Busy` of pages that the program has dropped, given in order.
     fn close_dropped(&self, taken: &[Taken]) {
         let stays = |one: &Taken| {
-            // A system call of the program uses the page, and would fail if it were closed.
+            // A system call of the program uses the page, and would fail if the page were closed.
             let is_pinned = one.was.kind() == Kind::Resident && one.was.pins() > 0;
             is_pinned && self.door.may_be_absent()
         };

@@ -23,8 +23,8 @@ const WORDS: usize = PAGE / 8;
 
 const ALL: &[Means] = &[Means::Moves, Means::Copies, Means::Guards, Means::Protection];
 
-/// Runs a test by each of these means, in a process of its own: this program again. A process has
-/// one pager that adopts memory.
+/// Runs a test by each of these means, each in a process of its own (this program again), since a
+/// process has one pager that adopts memory.
 fn by_each(name: &str, means: &[Means], test: fn(Means)) {
     if let Ok(means) = std::env::var("MEANS") {
         return test(means.parse().unwrap());
@@ -127,7 +127,7 @@ fn share_pages(means: Means) {
     const PAGES: usize = 8 << 8;
     let pager = pager(means, "24M");
     let (own, shared) = (Memory::map(3 * PAGES), Memory::map(PAGES));
-    // Some of it was used before, and some is fresh.
+    // Some of the memory was used before its adoption, and some is fresh.
     (0..PAGES).for_each(|page| shared.write(page, 7));
     shared.adopt(&pager, true);
     own.adopt(&pager, false);
@@ -186,7 +186,7 @@ fn use_pages(
                 assert_eq!(shared.word(page, at).load(Relaxed), value(page, 7, at), "{page} {at}");
             }
             36 => {
-                // In order, and alone the pages that are this thread's.
+                // Reads this thread's own pages in order.
                 let start = below(own.pages / threads - 64);
                 for page in (start..start + 64).map(|page| page * threads + thread) {
                     own.check(page, versions[page]);
@@ -398,7 +398,7 @@ fn a_reservation_of_a_tebibyte_costs_little_more_than_its_pages() {
 
 const RESERVED: usize = 1 << 28;
 
-/// The i-th page that is used: they are far apart, and so are those beside them.
+/// The number of the i-th used page. These pages are far apart.
 fn far_apart(i: usize) -> usize {
     i * 0x0123_4567 % (RESERVED / 2 - 4096) * 2
 }

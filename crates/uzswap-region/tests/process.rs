@@ -397,7 +397,8 @@ fn all_memory_that_the_kernel_counts_is_within_the_budget() {
 }
 
 /// Bytes of this process in memory, without those of files: no budget counts the program's code.
-/// Not from the page tables (smaps): pages that move during that walk would count twice.
+/// This does not read smaps: it walks the page tables, and would count pages twice that move during
+/// the walk.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let mut pages = text.split(' ').map(|pages| pages.parse::<usize>().unwrap()).skip(1);
@@ -448,7 +449,8 @@ fn a_program_may_lock_all_of_its_memory() {
     assert_passes("locked");
 }
 
-/// Before the pager is made, before its second region is, or when both are in use.
+/// Locks all memory: before the pager is made, before its second region is made, or when both
+/// regions are in use.
 fn locked() {
     let modes = [Mode::InThread, Mode::HandlerThreads];
     let locks_at = |at: usize, now: usize, flags: i32| {

@@ -26,7 +26,8 @@ pub(crate) trait Door: Send + Sync {
     /// The descriptors that must stay open.
     fn descriptors(&self) -> Vec<i32>;
 
-    /// Opens them again in a forked child, where they refer to the parent's memory.
+    /// Opens the descriptors again in a forked child, since the inherited ones refer to the
+    /// parent's memory.
     fn renew(&self) -> io::Result<()>;
 
     /// The kernel's list of the present pages.

@@ -1,10 +1,10 @@
 //! Keys of memory that is scattered over all addresses.
 //!
 //! The cache's data for a page lie in tables for 16 MiB of keys. A program has its memory in pieces
-//! at addresses far apart; with a key for each address, a piece of 256 KiB would cost half of
-//! itself. So the pages of windows are given keys when they are stored: 16 neighbours together, or,
-//! if many are in use, all 64 whose words are together. Their keys are in order, so that neighbours
-//! are loaded together. Keys are given back as the pages go.
+//! at addresses far apart. With a key for each address, the tables of a piece of 256 KiB would take
+//! half as much memory as the piece. So a page of a window gets its key when it is first stored,
+//! together with 15 neighbours, or with 63 if many of these are in use. Neighbours have consecutive
+//! keys, so that they can be loaded together. The keys are taken back when the pages are gone.
 
 use super::space::Space;
 use crate::page::word::Kind;

@@ -6,7 +6,8 @@
 //! never freed.
 //!
 //! A region leaves the tables before it is freed, and is freed when no handler thread can use it
-//! any more. A program that touches its memory while it is unmapped has a bug, as with any memory.
+//! any more. A program that touches a region's memory during the unmap has a bug, as with any
+//! memory.
 
 #![expect(
     unsafe_code,
@@ -22,11 +23,12 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) const UNIT: usize = 2 << 20;
 const GIB: usize = 1 << 30;
 const UNITS: usize = GIB / UNIT;
-/// Addresses of user space have 47 bits on x86-64 and 48 on arm64. A program may request up to 56
-/// (five levels of page tables), which would make the table 256 times as large. Higher addresses
-/// are refused ([`covers`]). Untouched parts of the table's 4 MiB take no memory.
+/// Addresses of user space have 47 bits on x86-64 and 48 on arm64. A program may request addresses
+/// of up to 56 bits (five levels of page tables), which would make the table 256 times as large. We
+/// refuse addresses beyond the table ([`covers`]). Untouched parts of the table's 4 MiB take no
+/// memory.
 const GIBS: usize = 1 << (48 - 30);
-/// No region ends beyond.
+/// No region ends beyond this address.
 pub(crate) const END: usize = GIBS * GIB;
 
 struct UnitTable([AtomicPtr<Space>; UNITS]);

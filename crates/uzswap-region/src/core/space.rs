@@ -29,7 +29,7 @@ use uzswap_sys::map::{self, Mapping};
 pub(crate) struct Space {
     pub(crate) id: u32,
     pub(crate) pager: Arc<Inner>,
-    /// `None` once it is unmapped.
+    /// `None` once the region is unmapped.
     memory: Mutex<Option<Mapping>>,
     base: usize,
     bytes: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Space {
     is_closed: AtomicBool,
     /// True in a forked child where a file is mapped over the region. See [`crate::copy`].
     is_copy: AtomicBool,
-    /// Its addresses are the program's own, which maps and unmaps them. See [`crate::window`].
+    /// True if the program itself maps and unmaps these addresses. See [`crate::window`].
     is_window: bool,
 }
 
@@ -65,7 +65,7 @@ fn unit_of(page: u32) -> usize {
     (page % BLOCK / UNIT) as usize
 }
 
-/// How many of these pages, beginning with the first, are neighbours in order.
+/// The number of these pages, beginning with the first, that are neighbours in order.
 pub(crate) fn neighbours(taken: &[Taken]) -> usize {
     let goes_on = |pair: &&[Taken]| {
         Arc::ptr_eq(&pair[0].space, &pair[1].space) && pair[0].page + 1 == pair[1].page
@@ -94,8 +94,7 @@ impl Space {
         Self::over(id, pager, (base, bytes), area, Some(memory))
     }
 
-    /// A space over the program's own addresses, whose pages are given keys of `area` as they are
-    /// adopted.
+    /// A space over the program's own addresses. Its pages get keys of `area` when they are stored.
     pub(crate) fn window(
         id: u32,
         pager: Arc<Inner>,
@@ -174,7 +173,7 @@ impl Space {
         self.area.entry(at)
     }
 
-    /// How many pages, beginning with `page`, have consecutive keys; at least one.
+    /// The number of pages, beginning with `page`, that have consecutive keys; at least one.
     pub(crate) fn keys_in_order(&self, page: u32) -> usize {
         if !self.is_window {
             return (self.pages - page) as usize;
@@ -195,7 +194,7 @@ impl Space {
         Some(keys.map(|keys| keys.load(Relaxed).checked_sub(1)))
     }
 
-    /// Gives the unit of a page keys or takes them. The page has a word of its own.
+    /// Sets the keys of a page's unit, or takes them away. The page has a word of its own.
     pub(crate) fn set_unit(&self, page: u32, keys: Option<u32>) {
         let all = self.words.keys(page).expect("asked of pages that have words of their own");
         all[unit_of(page)].store(keys.map_or(0, |keys| keys + 1), Relaxed);
@@ -239,8 +238,8 @@ impl Space {
         self.publish(found, Word::divided(group));
     }
 
-    /// Gives `Empty` pages of a block, which are `Busy` now, words of their own in a new group.
-    /// Finds the used pages among those that were left open.
+    /// Finds the used pages of a block that was left open. The block's pages were `Empty` and are
+    /// `Busy` now, and `group` has their new words.
     fn note_used(&self, first: u32, group: u32) {
         if !self.pager.door.leaves_open() {
             return;
@@ -386,7 +385,7 @@ impl Space {
             let value = bytes.end as u64;
             return Err(Error::Range { what: "the end of the range", value, must });
         }
-        // The last page of a region is covered by its last byte.
+        // A range that ends with the region covers the region's last page.
         let end_covers = bytes.end == self.bytes;
         let pages = match covered {
             true if end_covers => bytes.start.div_ceil(PAGE_BYTES)..bytes.end.div_ceil(PAGE_BYTES),

@@ -71,7 +71,8 @@ fn open(range: Range<usize>) -> io::Result<()> {
     allow(range, Access::All)
 }
 
-/// Closes pages for a moment, which needs two mappings. Other threads may have taken the last ones.
+/// Closes pages for a moment, which needs two mappings. Other threads may have taken the last
+/// mappings.
 fn close(range: &Range<usize>) -> io::Result<()> {
     allow_patiently(range, Access::None, TRIES)
 }

@@ -35,7 +35,7 @@ impl ProcessMemory {
         vec![self.memory.descriptor(), self.pagemap.descriptor()]
     }
 
-    /// Copies neighbours to frames. No thread writes to them.
+    /// Copies neighbouring pages to frames. No thread writes to these pages.
     pub(crate) fn read_run(&self, pager: &Inner, run: &[Taken], frame: usize) -> io::Result<()> {
         let from = run[0].space.address(run[0].page);
         self.memory.read(from, pager.staging.frames_mut(frame, run.len()).as_flattened_mut())
@@ -57,7 +57,7 @@ pub(crate) fn allow(range: Range<usize>, access: Access) -> io::Result<()> {
 }
 
 /// Changes access in a process that may have no mapping left. Other threads, or pages that leave,
-/// may free one. So the call is tried `tries` times, a millisecond apart.
+/// may free a mapping. So this tries the call `tries` times, a millisecond apart.
 pub(crate) fn allow_patiently(
     range: &Range<usize>,
     access: Access,

@@ -62,7 +62,7 @@ impl Mappings {
         self.changes.fetch_add(1, Relaxed);
     }
 
-    /// The most mappings that there may be now, in 16ths of the limit.
+    /// An upper bound of the present number of mappings, in 16ths of the limit.
     fn filled(&self) -> i64 {
         (self.counted.load(Relaxed) + 2 * self.changes.load(Relaxed)) * 16 / self.most
     }
@@ -103,8 +103,8 @@ impl Protection {
         allow(range, Access::None)
     }
 
-    /// Opens pages that are complete. Without that they would be lost, so this tries for seconds.
-    /// Pages that leave in this time may free mappings.
+    /// Opens pages that are complete. Pages that stayed closed would be lost, so this tries for
+    /// seconds. Pages that leave in this time may free mappings.
     fn open_pages(&self, range: &Range<usize>) -> io::Result<()> {
         self.mappings.changed();
         allow_patiently(range, Access::All, TRIES)
@@ -133,7 +133,8 @@ impl Door for Protection {
     }
 
     fn close(&self, at: usize, there: &mut [bool], _: bool) {
-        // A page that the program has used since then leaves and comes in unchanged.
+        // This may also close a page that the program has used since it was listed. Such a page
+        // leaves and comes in unchanged.
         let mut from = 0;
         while let Some(gap) = gap(there, from) {
             from = gap.end;

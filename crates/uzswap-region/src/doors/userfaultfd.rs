@@ -52,8 +52,8 @@ impl Door for Userfaultfd {
     }
 
     fn let_go(&self, range: Range<usize>) {
-        // Other pages of the mapping keep their registration; an error means that these had lost
-        // it.
+        // Other pages of the mapping keep their registration. An error means that this range had
+        // already lost its registration.
         let _ = self.0.unregister(range);
     }
 
@@ -194,8 +194,8 @@ fn is_invalid(error: &io::Error) -> bool {
 }
 
 /// [`Uffd::move_pages`] between a region and the staging area. The program may have locked all of
-/// its memory after one was mapped, and before the other was. Then only one is locked, which the
-/// kernel refuses. So this unlocks both.
+/// its memory after one was mapped, and before the other was. Then only one of them is locked, and
+/// the kernel refuses the move. So this unlocks both.
 ///
 /// # Safety
 /// See [`Uffd::move_pages`].

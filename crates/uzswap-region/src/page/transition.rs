@@ -4,8 +4,8 @@
 //! former kind in the word. The thread that ends `Busy` names the row. Builds with debug assertions
 //! end the process at a change that is not in the row, since the page would be lost or wrong.
 //!
-//! Only the thread that made a page `Busy` may end that. A word that stays `Resident` all the time
-//! may be changed by any thread, by exchange of the whole word.
+//! Only the thread that made a page `Busy` may end `Busy`. Any thread may change a word that stays
+//! `Resident` all the time, by exchange of the whole word.
 
 use super::word::Kind;
 

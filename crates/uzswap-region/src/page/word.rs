@@ -11,11 +11,12 @@
 //! - `S`: that copy is out of date.
 //! - `G`: the page is guarded. No thread can write to it without a fault, so it equals its copy.
 //!
-//! - level: how often in a row it came back soon after it had left (see `uzswap_policy::order`).
+//! - level: the number of times in a row that the page came back soon after it had left (see
+//!   `uzswap_policy::order`).
 //!
-//! The payload of a resident page is the count of the hand's passes (4 bits) and that of pins. A
-//! staged page has its frame. The word of a stored page has the moment at which the page left, or 0
-//! if that is unknown.
+//! The payload of a resident page is the count of the hand's passes (4 bits) and the count of pins.
+//! A staged page has its frame. The word of a stored page has the moment at which the page left, or
+//! 0 if that is unknown.
 //!
 //! The payload of a `Busy` page is its former kind. Only the thread that made a page `Busy` changes
 //! it to another state, by a row of [`super::transition`]. Until then no other thread touches the
@@ -69,7 +70,7 @@ impl Word {
     pub(crate) const KEPT: u32 = 1 << 5;
     pub(crate) const STALE: u32 = 1 << 6;
     pub(crate) const GUARDED: u32 = 1 << 7;
-    /// Not of a page: see [`Word::divided`].
+    /// The kind of a word that has no pages itself: see [`Word::divided`].
     const DIVIDED: u32 = 6;
     /// Frames that a payload can name.
     pub(crate) const FRAMES_MAX: usize = 1 << (32 - PAYLOAD_SHIFT);
@@ -81,7 +82,7 @@ impl Word {
         Self(group << KIND_BITS | Self::DIVIDED)
     }
 
-    /// The group of such a word, which has no kind.
+    /// The group to which a divided word refers. Such a word has no [`Kind`].
     pub(crate) fn group(self) -> Option<u32> {
         (self.0 & KIND_MASK == Self::DIVIDED).then_some(self.0 >> KIND_BITS)
     }

@@ -11,9 +11,9 @@
 //! to differ, the word is *divided*: from then on it refers to a group, for good. So a group's
 //! words always belong to the same pages, and a thread may read them at any time.
 //!
-//! A search for used pages follows the marks ([`Words::next`]). So unused pages cost it next to
-//! nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is divided, and stays
-//! marked.
+//! A search for used pages follows the marks ([`Words::next`]). So unused pages cost the search
+//! next to nothing: the marks of 8 TiB are 16 Ki words. A word is marked before it is divided, and
+//! stays marked.
 //!
 //! A reservation costs 4 bytes for each 16 MiB, and a page that is used alone 544 bytes.
 
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 use uzswap_engine::PAGE_BYTES;
 use uzswap_sys::map::Mapping;
 
-/// Words of a group, by their logarithm.
+/// The binary logarithm of the number of words in a group.
 const FAN_BITS: u32 = 6;
 const FAN: u32 = 1 << FAN_BITS;
 /// Pages of a word at the top.
@@ -43,7 +43,7 @@ pub(crate) const UNIT: u32 = 16;
 pub(crate) const UNITS: usize = (BLOCK / UNIT) as usize;
 /// A group's words, and those of its keys or marks.
 const GROUP: usize = FAN as usize + UNITS;
-/// Words that have a mark in one word.
+/// The number of marks in one word.
 const MARKS: u32 = u32::BITS;
 
 const _: () =
@@ -56,11 +56,11 @@ pub(crate) struct Words {
     groups: AtomicU32,
 }
 
-/// A word, and the pages that it is of.
+/// A word, and the pages to which it belongs.
 pub(crate) struct Found<'a> {
     pub(crate) slot: &'a AtomicU32,
     pub(crate) word: Word,
-    /// Their number is two to this power.
+    /// The number of pages is two to this power.
     bits: u32,
     page: u32,
 }
@@ -110,7 +110,7 @@ impl Words {
         let groups = tops(pages) + pages.div_ceil(FAN) as usize;
         let bytes = (first_group(pages) + groups * GROUP) * size_of::<AtomicU32>();
         let memory = Mapping::for_pages(bytes, PAGE_BYTES)?;
-        // A forked child reads them.
+        // A forked child reads the words.
         memory.set_inherited(0, memory.len(), true)?;
         Ok(Self { memory, pages, groups: AtomicU32::new(0) })
     }
@@ -164,7 +164,7 @@ impl Words {
         self.slot(marks + (at / MARKS) as usize).fetch_or(1 << (at % MARKS), Relaxed);
     }
 
-    /// The index at which the marks of a top word's group begin. `None` if it is not divided.
+    /// The index at which the marks of a top word's group begin. `None` if the word is not divided.
     fn marks_below(&self, top: u32) -> Option<usize> {
         let word = look_at(self.slot(top as usize));
         Some(self.group(word.group()?) + FAN as usize)
@@ -259,7 +259,7 @@ impl Words {
     }
 }
 
-/// A word as it is now. Tests count these steps.
+/// Reads a word. Tests count these reads.
 fn look_at(word: &AtomicU32) -> Word {
     #[cfg(test)]
     tests::STEPS.set(tests::STEPS.get() + 1);
@@ -283,7 +283,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     thread_local! {
-        /// Looks of this thread at words.
+        /// The number of words that this thread has read.
         pub(super) static STEPS: Cell<u64> = const { Cell::new(0) };
     }
 

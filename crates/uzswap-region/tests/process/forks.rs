@@ -32,14 +32,14 @@ pub(crate) fn fork_leaves() {
         let status = in_fork(|| {
             assert!(pager.map(4096).is_err() && other.touch(0..1).is_err());
             drop(other);
-            // A pager of its own works.
+            // The child's own pager works.
             let own = builder().build().unwrap();
             assert!(is_whole(&filled(&own, 24 * MIB)));
             drop(own);
             drop(pager.clone());
         });
         assert!(status.success(), "{status}");
-        // Pages go out while a child lives, too.
+        // Pages also go out while a child lives.
         values.advise(0..values.len(), Advice::PageOut).unwrap();
         assert!(is_whole(&values), "round {round}");
         values[0] = 0;
