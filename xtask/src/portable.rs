@@ -15,7 +15,7 @@ use std::process::Command;
 /// A processor to build for.
 #[derive(Debug)]
 struct Processor {
-    /// Its name in targets, wheels and folders.
+    /// The name in targets, wheels and folders.
     name: &'static str,
     /// Debian's name.
     debian: &'static str,
@@ -48,7 +48,7 @@ impl Processor {
         format!("{}-unknown-linux-gnu", self.name)
     }
 
-    /// Debian's name of its folders.
+    /// Debian's name for the folders of this processor.
     fn multiarch(&self) -> String {
         format!("{}-linux-gnu", self.name)
     }
@@ -308,7 +308,7 @@ impl Sysroot {
             fs::remove_dir_all(runtime(&root, processor).join("include"))?;
             add_old_math(&root, processor)?;
         }
-        // Each time: it may be that of another version of this program.
+        // Written each time: another version of this program may have made the file.
         write_compiler(&folder.join(SUITE), processor, &compiler)?;
         Ok(Self { compiler, processor })
     }

@@ -63,7 +63,7 @@ impl Interrupt {
 pub trait Candidate {
     /// Its name in tables.
     fn name(&self) -> String;
-    /// The reason why it cannot be measured here, if there is one.
+    /// The reason why the candidate cannot be measured here, if there is one.
     fn missing(&self) -> Option<String> {
         None
     }

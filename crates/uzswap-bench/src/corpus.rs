@@ -165,7 +165,7 @@ impl Program {
         Path::new(FOLDER).join(name).with_extension("pages")
     }
 
-    /// The file of its pages. If there is none, the program is recorded now.
+    /// The file of the program's pages. If there is no file, the program is recorded now.
     pub fn file(self) -> Result<PathBuf, Failure> {
         let path = self.path();
         if path.exists() {

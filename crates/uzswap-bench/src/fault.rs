@@ -74,7 +74,7 @@ impl FaultSetting {
 
     fn touch(&self, bench: &Bench, peer: &Peer, more: &[String]) -> Result<Touched, Failure> {
         let mut changes = Changes::begin();
-        // The program changes read-ahead, so it is restored at the end.
+        // The program changes read-ahead, so read-ahead is restored at the end.
         let read_ahead = "/proc/sys/vm/page-cluster";
         let value = fs::read_to_string(read_ahead).context(read_ahead)?;
         changes.set(read_ahead, value.trim())?;

@@ -72,7 +72,7 @@ pub fn run(arguments: &HoldArguments) -> Result<(), Failure> {
     for page in freed(bytes / PAGE_BYTES) {
         memory.discard(page * PAGE_BYTES, PAGE_BYTES).context("MADV_DONTNEED")?;
     }
-    // Shrinks slabs. zsmalloc is compacted with them.
+    // Shrinks slabs, which also compacts zsmalloc.
     fs::write("/proc/sys/vm/drop_caches", "2").context("/proc/sys/vm/drop_caches")?;
     let (half_pages, half_bytes) = zswap()?;
     let held = Occupancy { full_pages, full_bytes, half_pages, half_bytes, loads_ns: Vec::new() };

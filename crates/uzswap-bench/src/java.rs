@@ -25,7 +25,7 @@ struct Growth {
     warehouses: u32,
     /// Transactions a second.
     rate: f64,
-    /// The 99th percentile of their time, ms.
+    /// The 99th percentile of the transactions' time, ms.
     p99_ms: f64,
 }
 

@@ -173,7 +173,7 @@ impl Changes {
         let file = self.file(path, bytes)?;
         let device =
             LoopDevice::attach(file.as_raw_fd(), 0..bytes, 4096).context("a loop device")?;
-        // The kernel detaches it when the swap area is off.
+        // The kernel detaches the loop device when the swap area is off.
         self.swap_on(device.path(), bytes)
     }
 

@@ -63,7 +63,7 @@ pub enum Peer {
     Alone,
     /// `uzswap run --in-process`.
     InProcess {
-        /// Its compressor, if it is not the default.
+        /// The compressor of the run, if it is not the default.
         compressor: Option<String>,
         /// True with load control.
         is_controlled: bool,
@@ -221,8 +221,8 @@ impl Peer {
         let ended = wait(child, interrupt, room.time_max, || {
             let pool = self.pool_bytes();
             if room.pool.is_some() {
-                // The kernel charges its pool to no group, so the pool's bytes are subtracted from
-                // the limit.
+                // The kernel charges zswap's or zram's pool to no group, so the pool's bytes are
+                // subtracted from the limit.
                 let left = room.memory.saturating_sub(pool).max(room.memory / 4);
                 limit.set(lower(&group, limit.get(), left));
             }

@@ -16,7 +16,7 @@ const PROGRAMS: [&[&str]; 2] = [&["true"], &["git", "status"]];
 /// A library of glibc without code.
 const EMPTY: &str = "libdl.so.2";
 
-/// Arguments of the program that starts them.
+/// Arguments of the program that starts the measured programs.
 #[derive(Debug, Args)]
 pub struct MakeArguments {
     /// Starts of each program in each way.

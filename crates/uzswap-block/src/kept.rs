@@ -103,19 +103,19 @@ impl RequestBuffer {
         self.0.set_word(UNIQUE_AT, 0);
     }
 
-    /// Notes that its request was served.
+    /// Notes that the buffer's request was served.
     pub(crate) fn set_outcome(&mut self, outcome: Result<(), DiskError>) {
         let errno = outcome.err().map_or(0, request::errno);
         self.0.set_word(OUTCOME_AT, KNOWN | errno as u64);
     }
 
-    /// The outcome of its request if that was served: an error number or 0.
+    /// The outcome of the buffer's request if that was served: an error number or 0.
     pub(crate) fn outcome(&self) -> Option<i32> {
         let word = self.0.word(OUTCOME_AT);
         (word & KNOWN != 0).then_some((word & !KNOWN) as i32)
     }
 
-    /// True if it has a request.
+    /// True if the buffer has a request.
     pub(crate) fn has_request(&self) -> bool {
         self.0.word(UNIQUE_AT) != 0
     }

@@ -19,7 +19,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// The room of a cache, by its own figures and those of its requests.
+    /// The room of a cache, by the figures of the cache and of its requests.
     pub fn of(cache: &Cache, traffic: &Traffic) -> Self {
         let figure = |name| cache.statistic(name).unwrap_or(0);
         let left = |all: u64, used: u64, divisor: u64| (all - all / divisor).saturating_sub(used);

@@ -24,7 +24,7 @@ pub(crate) trait Work: Send + Sync + 'static {
 
 /// The place of idle threads.
 pub(crate) trait Rest {
-    /// The CPUs that they serve on.
+    /// The CPUs that the threads serve on.
     fn cpus(&self) -> &CpuCount;
 
     /// Accesses the rota. Every idle thread may read it.
@@ -75,7 +75,7 @@ impl Rota {
         let leaves = self.leaving > 0;
         if leaves {
             self.leaving -= 1;
-            // No allocation: each number is in it at most once.
+            // No allocation: each number is in `away` at most once.
             self.away.push(number);
         }
         leaves

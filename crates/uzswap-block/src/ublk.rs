@@ -52,7 +52,7 @@ const TRIAL_BYTES: u64 = 16 * PAGE_BYTES as u64;
 /// The interval at which the kernel checks if a server is dead (6.1).
 const LOOKS: Duration = Duration::from_secs(5);
 
-/// The timeout of requests if it cannot be read: the kernel's default.
+/// The timeout of requests if the kernel's setting cannot be read: the kernel's default.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The interval at which to ask if the kernel has noticed a server's death. Later kernels notice
@@ -302,8 +302,8 @@ impl Server {
                 self.poll.begin();
                 continue;
             }
-            // A thread that polls on sends its answers now. A thread that sleeps sends them by the
-            // wait.
+            // A thread that continues to poll sends its answers now. A thread that is about to
+            // sleep sends them with the call in which it waits.
             if self.poll.is_patient() {
                 self.queue.submit();
             }

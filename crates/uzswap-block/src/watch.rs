@@ -35,7 +35,7 @@ enum Call {
     Watch,
     /// Help with the batch of that thread.
     Help(usize),
-    /// Look at the rota: it may be to leave.
+    /// Look at the rota: the called thread may be one that is to leave.
     Look,
 }
 

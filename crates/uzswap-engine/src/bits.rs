@@ -114,7 +114,7 @@ impl Bits {
         }
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the set takes.
     pub(crate) fn bytes(&self) -> usize {
         let counts: usize = self.counts.iter().map(|counts| size_of_val(&**counts)).sum();
         size_of_val(&*self.words) + counts

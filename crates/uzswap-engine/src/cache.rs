@@ -85,7 +85,7 @@ pub enum Store {
 pub enum Placement {
     /// The page is not kept, or was dropped just now.
     Nowhere,
-    /// One word repeated: it has no object.
+    /// One word repeated: the page has no object.
     SameFilled,
     /// The page has its own object.
     Alone {

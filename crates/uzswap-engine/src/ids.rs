@@ -25,7 +25,7 @@ impl Area {
         (offset < self.pages).then(|| SwapEntry(self.first + offset))
     }
 
-    /// All its entries, in order.
+    /// All entries of the area, in order.
     pub fn entries(&self) -> impl Iterator<Item = SwapEntry> + use<> {
         (self.first..self.first + self.pages).map(SwapEntry)
     }

@@ -16,7 +16,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, lock};
 use crossbeam_utils::CachePadded;
 
-/// The links of an entry: its second word.
+/// The links of an entry, which are its second word.
 pub(crate) trait Links {
     fn links(&self, key: SwapEntry) -> &DurableAtomic<AtomicU64>;
 }

@@ -49,7 +49,7 @@ impl Scratch {
         }
     }
 
-    /// True if it has the buffers for [`Self::decompress_member`].
+    /// True if this has the buffers for [`Self::decompress_member`].
     pub(crate) fn has_unit(&self) -> bool {
         self.unit.is_some()
     }

@@ -119,7 +119,7 @@ impl Shares {
         Ok(())
     }
 
-    /// True if a key is that of a record that is made.
+    /// True if the record with this key is made.
     pub(crate) fn has_made(&self, key: SwapEntry) -> bool {
         self.contains(key) && key.0 - self.area.first < lock(&self.unused).made
     }

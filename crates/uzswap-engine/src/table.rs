@@ -72,7 +72,7 @@ impl<T, const CHUNK: usize> ChunkedTable<T, CHUNK> {
         self.chunks.last().is_none_or(|chunk| chunk.get().is_some())
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the table takes.
     pub(crate) fn bytes(&self) -> usize {
         self.made() * CHUNK * size_of::<T>() + self.chunks.len() * size_of::<OnceLock<Values<T>>>()
     }

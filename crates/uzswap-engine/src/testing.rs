@@ -55,7 +55,7 @@ pub enum Op {
         content: Content,
         /// Its seed.
         seed: u64,
-        /// True if it is written through when rejected.
+        /// True if a rejected page is written through.
         through: bool,
     },
     /// Load a page.

@@ -174,7 +174,7 @@ impl Units {
         }
     }
 
-    /// True if a key is that of a piece of a unit that is made.
+    /// True if the unit of the piece with this key is made.
     pub(crate) fn has_made(&self, key: SwapEntry) -> bool {
         self.contains(key) && self.number(key) < lock(&self.unused).made
     }

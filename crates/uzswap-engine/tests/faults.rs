@@ -95,7 +95,7 @@ fn damage_to_one_page_is_no_damage_to_another() {
     let mut page = [0; PAGE_BYTES];
     assert_eq!(cache.load(key(area, 100), &mut page).unwrap(), Load::Hit);
     assert!(page == same);
-    // Stored anew, it is whole again.
+    // A page that is stored anew is whole again.
     assert_eq!(store(&cache, area, 2), Store::Stored);
     assert_holds(&cache, area, 2);
     cache.check();

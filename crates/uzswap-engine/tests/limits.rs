@@ -94,7 +94,7 @@ fn a_full_pool_takes_nothing_until_it_is_below_the_threshold() {
     assert_eq!(store(&cache, area, 1000, Content::Random), FULL, "257 pages are above 50 percent");
     cache.invalidate(area.entry(255).unwrap());
     assert_eq!(store(&cache, area, 1000, Content::Random), Store::Stored);
-    // Once the pool takes pages, it takes them up to the limit.
+    // Once the pool accepts pages again, it accepts them up to the limit.
     assert_eq!(fill(&cache, area, 1002), 256);
     cache.check();
 }

@@ -240,7 +240,7 @@ fn cleaning_and_packing_leave_forgeries_where_they_are_and_come_to_an_end() {
         let expected = (!damaged.contains(&offset)).then_some(whole);
         assert!(made.load(offset) == expected, "page {offset}");
     }
-    // Dropped, they disturb nothing.
+    // Damaged pages can be dropped like others.
     damaged.iter().for_each(|offset| made.cache.invalidate(made.key(*offset)));
     made.cache.check();
 }

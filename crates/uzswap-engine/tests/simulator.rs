@@ -538,7 +538,7 @@ fn recompression_that_gets_no_memory_is_tried_again() {
         assert_eq!(cache.store(area.entry(offset).unwrap(), &page), Store::Stored);
     }
     cache.maintain().unwrap();
-    // Each of its allocations is refused once.
+    // Each of the thread's allocations is refused once.
     let mut granted = 0;
     loop {
         GRANTED.set(granted);

@@ -31,11 +31,11 @@ const UNDONE: u64 = 16;
 /// A process that faults after this many steps or fewer was not idle.
 const TRIED: u64 = 4;
 
-/// The number of counts for which such a process waits, the first time and at most.
+/// The number of counts for which a process that was not idle waits, the first time and at most.
 const WAIT_MIN: u64 = 8;
 const WAIT_MAX: u64 = 128;
 
-/// See the module. The default is that of a busy process.
+/// See the module. The default is the state of a busy process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Idleness {
     /// Steps that the process has given back.
@@ -132,7 +132,7 @@ mod tests {
     fn a_process_that_uses_all_its_memory_is_tried_less_and_less_often() {
         let (mut idle, mut tried) = (Idleness::default(), Vec::new());
         for count in 0..400 {
-            // It has no fault until it loses memory.
+            // The process has no fault until it loses memory.
             let own = if idle.most() == u64::MAX { 0 } else { 400 };
             idle = idle.after(faults(own, 5000), 6400);
             if idle.most() != u64::MAX {

@@ -94,7 +94,7 @@ impl Margin {
         self.given.min(self.ceiling())
     }
 
-    /// Bytes that they may have if each page that forks share is copied.
+    /// Bytes that all processes of the run may have if each page that forks share is copied.
     pub fn ceiling(&self) -> u64 {
         (self.limit - self.margin.min(self.limit)).max(self.given / PART_LEAST)
     }

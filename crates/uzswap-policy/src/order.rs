@@ -58,7 +58,7 @@ pub enum PagerPolicy {
 }
 
 impl PagerPolicy {
-    /// All of them, the default first.
+    /// All policies, the default first.
     pub const ALL: [Self; 2] = [Self::Order, Self::Clock];
 
     /// Its name.

@@ -7,7 +7,7 @@ use crate::pool_share::bytes_for_pool;
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Bytes of a pager's tables, of its reserve, and of the slack of its pool. A pager of 26 to 38 MiB
-/// has 2.2 to 4 million.
+/// takes 2.2 to 4 million bytes for these.
 const OWN: u64 = 7 << 19;
 
 /// Bytes of the buffers from which a pager on two processors writes to its backing: three for the
@@ -80,7 +80,7 @@ impl PagerMemory {
         self.backing.is_some()
     }
 
-    /// The time of a read of the backing, ns. Without one, that of a usual backing.
+    /// The time of a read of the backing, ns. Without a backing, the time of a usual backing.
     pub(crate) fn read_nanos(self) -> u64 {
         self.backing.map_or((BACKING * 1e3) as u64, |backing| backing.read_nanos)
     }

@@ -21,7 +21,7 @@ const EVERY_MAX: u64 = EVERY << 12;
 
 /// The pool becomes smaller while the reads take less than this part of the other faults' time.
 const CHEAP: f64 = 0.125;
-/// The pool becomes larger while they take more than this part.
+/// The pool becomes larger while the reads take more than this part.
 const DEAR: f64 = 0.25;
 
 /// Counts since the start.

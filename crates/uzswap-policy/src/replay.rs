@@ -28,7 +28,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All of them, ours first.
+    /// All policies, ours first.
     pub const ALL: [Self; 5] = [Self::ORDER, Self::CLOCK, Self::Fifo, Self::Lru, Self::Belady];
 
     /// The pager's default policy.
@@ -73,7 +73,7 @@ pub enum Step {
     Touch {
         /// The page.
         page: u32,
-        /// Bytes that it takes in the pool if it leaves before its next touch.
+        /// Bytes that the page takes in the pool if it leaves before its next touch.
         bytes: u16,
         /// The touch is a write.
         is_write: bool,

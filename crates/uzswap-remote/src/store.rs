@@ -114,7 +114,7 @@ impl Key {
 /// The limits of a store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Bytes of all its servers together; `None` for no limit.
+    /// Bytes of all servers together; `None` for no limit.
     pub(crate) bytes: Option<u64>,
 }
 
@@ -128,7 +128,7 @@ impl Store {
         self.epoch.load(Relaxed)
     }
 
-    /// The numbers of its descriptors, which never change.
+    /// The numbers of the store's descriptors, which never change.
     pub(crate) fn descriptors(&self) -> Vec<i32> {
         let readers = self.readers.iter().map(|reader| lock(&reader.line).descriptor());
         readers.chain(lock(&self.keeper).writers.iter().map(Line::descriptor)).collect()

@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use uzswap_sys::map::PAGE_BYTES;
 use uzswap_sys::shared::{Part, SharedMemory};
 
-/// The store has it.
+/// The store has the segment.
 pub(crate) const REMOTE: u64 = 1;
-/// The local disk has it.
+/// The local disk has the segment.
 pub(crate) const LOCAL: u64 = 2;
 /// The segment is being written.
 pub(crate) const WRITING: u64 = 4;

@@ -80,7 +80,7 @@ impl Server {
         format!("valkey://127.0.0.1:{}/?{parameters}", self.port)
     }
 
-    /// The path of its Unix socket.
+    /// The path of the server's Unix socket.
     pub fn socket(&self) -> std::path::PathBuf {
         self.folder.path().join("socket")
     }
@@ -111,13 +111,13 @@ impl Server {
         self.keys("uz:*").into_iter().map(length).sum()
     }
 
-    /// Kills it, as `kill -9` does.
+    /// Kills the server, as `kill -9` does.
     pub fn kill(&mut self) {
         self.child.kill().expect("it is ours");
         self.child.wait().expect("it is ours");
     }
 
-    /// Starts it again, empty.
+    /// Starts the server again, empty.
     pub fn restart(&mut self) {
         self.child = spawn(self.folder.path(), self.port, &self.arguments);
         self.await_ready();

@@ -505,7 +505,7 @@ impl Inner {
             let old = self.table.swap(segment, word(0, LOCAL | PAGES));
             self.drop_remote(old, 0);
         } else if self.copies > 0 {
-            // Another thread has done it.
+            // Another thread has done this.
             let mut space = space;
             space.free.push(slot);
             space.used -= 1;

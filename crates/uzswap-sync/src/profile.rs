@@ -75,7 +75,7 @@ mod on {
     pub struct LockProfile {
         /// The type that the lock protects.
         pub name: &'static str,
-        /// Times that it was taken.
+        /// Times that the lock was taken.
         pub acquisitions: u64,
         /// Acquisitions that had to wait.
         pub contended: u64,

@@ -84,9 +84,9 @@ pub enum TraceError {
     Cut {
         /// The file.
         path: PathBuf,
-        /// Bytes that it has.
+        /// Bytes that the file has.
         found: u64,
-        /// Bytes that it should have.
+        /// Bytes that the file should have.
         wanted: u64,
     },
     /// A part of the file is impossible.

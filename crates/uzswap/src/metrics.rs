@@ -39,7 +39,7 @@ const RENAMED: [(&str, &str); 9] = [
 
 /// A metric.
 pub struct Metric {
-    /// The name of its control file.
+    /// The name of the statistic's control file.
     pub statistic: &'static str,
     /// The help text.
     pub help: &'static str,

@@ -41,13 +41,13 @@ pub struct GuestOutcome {
     pub tests: Vec<Ended>,
     /// Complaints in the kernel's log.
     pub complaints: Vec<String>,
-    /// The release of its kernel.
+    /// The release of the guest's kernel.
     pub release: String,
-    /// The time that it took.
+    /// The time that the guest took.
     pub time: Duration,
     /// True if the job was completed.
     is_done: bool,
-    /// The folder of its logs.
+    /// The folder of the guest's logs.
     folder: PathBuf,
 }
 

@@ -11,9 +11,9 @@ use std::process::Command;
 
 /// A kernel for tests.
 pub struct KnownKernel {
-    /// Its name in the lab.
+    /// The kernel's name in the lab.
     pub name: &'static str,
-    /// The Debian suite of its package.
+    /// The Debian suite of the kernel's package.
     pub suite: &'static str,
     pub processor: Processor,
 }
@@ -55,7 +55,7 @@ const MODULES: [&str; 21] = [
 
 /// A kernel on this machine.
 pub struct Kernel {
-    /// Its release, as in `uname -r`.
+    /// The kernel's release, as in `uname -r`.
     pub release: String,
     /// The file to boot.
     pub image: PathBuf,

@@ -87,7 +87,7 @@ impl Machine {
         Duration::from_secs(self.timeout)
     }
 
-    /// The processor of its kernel.
+    /// The processor of the machine's kernel.
     fn processor(&self) -> Result<Processor> {
         Ok(kernel::known(&self.kernel)?.processor)
     }

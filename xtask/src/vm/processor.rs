@@ -12,7 +12,7 @@ pub enum Processor {
 }
 
 impl Processor {
-    /// Debian's name of it.
+    /// Debian's name of the processor.
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86 => "amd64",
@@ -71,7 +71,7 @@ impl Processor {
         }
     }
 
-    /// Further modules that its guests load.
+    /// Further modules that guests with this processor load.
     pub fn modules(self) -> &'static [&'static str] {
         match self {
             Self::X86 => &[],

@@ -81,7 +81,7 @@ impl Seal {
         Ok(Self { key, own_generation: DurableAtomic::new(0), durable: durable.cloned() })
     }
 
-    /// The generation of the next write, which seals each of its places once.
+    /// The generation of the next write. That write seals each place once.
     pub(crate) fn next(&self) -> Generation {
         let newest = self.durable.as_ref().map_or(&self.own_generation, |d| d.generation());
         let before = newest.fetch_add(1, Relaxed);

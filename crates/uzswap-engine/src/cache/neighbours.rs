@@ -37,7 +37,7 @@ struct LockedNeighbours<'a> {
     count: usize,
     start: u64,
     end: u64,
-    /// True if they are pages written through, each in a slot.
+    /// True if the neighbours are pages written through, each in a slot.
     is_single: bool,
 }
 

@@ -63,7 +63,7 @@ impl Maintainer {
         Self { doorbell: Doorbell::new(), starved: AtomicBool::new(false) }
     }
 
-    /// True if such a thread exists.
+    /// True if a maintaining thread exists.
     fn is_there(&self) -> bool {
         self.doorbell.attended.load(Relaxed)
     }

@@ -88,7 +88,7 @@ struct RecompressBuffers {
 struct Candidate {
     key: SwapEntry,
     checksum: u32,
-    /// True if taking its numbers apart makes it smaller.
+    /// True if taking the page's numbers apart makes its object smaller.
     is_number: bool,
     from: From,
 }
@@ -272,7 +272,7 @@ impl Cache {
                 let is_number = object.form.codec.is_for_numbers();
                 work.candidates.push(Candidate { key, checksum, is_number, from });
             }
-            // Damaged: each load reports it. A new checksum would hide the damage.
+            // Damaged: each load reports the damage. A new checksum would hide the damage.
             _ => locked.cooled(),
         }
     }

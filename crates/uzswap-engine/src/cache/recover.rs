@@ -132,7 +132,7 @@ impl Cache {
         Ok(claims)
     }
 
-    /// Sets an object's owner, unless the object is that of a record that a page is about to share.
+    /// Sets an object's owner, unless the owner is a record that a page was about to share.
     fn own(&self, view: &View<'_>, key: SwapEntry, object: Object) {
         let owner = self.pool.header(object.handle).owner;
         let is_records = owner != key
@@ -158,7 +158,7 @@ impl Cache {
         Ok(())
     }
 
-    /// True if an entry is that of a record or a unit without pages.
+    /// True if an entry is of a record or a unit without pages.
     fn is_deserted(&self, key: SwapEntry) -> bool {
         let record = self.shares.has_made(key) && self.shares.count(key).load(Relaxed) == 0;
         let is_piece = self.units.contains(key) && self.units.has_made(key);

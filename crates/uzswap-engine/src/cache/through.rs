@@ -206,7 +206,8 @@ mod tests {
         cache.slots.drain();
         let victims = cache.slots.emptiest();
         let victim = victims[0].expect("one of three has room in the others");
-        // Before the segment is reserved its last page goes, and writeback takes the segment.
+        // The segment's last page goes before the segment is reserved, and writeback takes the
+        // segment.
         let last = kept.into_iter().find(|offset| {
             matches!(cache.index.view().peek(key(*offset)).state(),
                 State::Placed(extent) if Segment::of(extent.place) == victim)

@@ -113,8 +113,8 @@ struct SegmentWriter {
 struct StoreBuffer(Option<Buffer>);
 
 impl StoreBuffer {
-    /// The maximum number of such buffers. With more, stores would wait for the device rather than
-    /// for a buffer.
+    /// The maximum number of such buffers. With more of them, stores would wait for the device
+    /// rather than for a buffer.
     const MAX: usize = 16;
 
     fn new() -> io::Result<Self> {

@@ -136,7 +136,7 @@ impl Encoder {
         self.is_worth_it.store(is_worth_it, Relaxed);
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the encoder takes.
     pub(crate) fn bytes(&self) -> usize {
         self.prepared.sizeof()
     }
@@ -168,7 +168,7 @@ mod tests {
         let mut random = Random(7);
         let mut page = || {
             let mut page = pointers(&mut random);
-            page[1000..].fill(0); // So that no object is above a quarter of a page.
+            page[1000..].fill(0); // Keeps each object below a quarter of a page.
             page
         };
         (0..SAMPLES).map(|_| page()).collect()

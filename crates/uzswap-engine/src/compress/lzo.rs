@@ -264,7 +264,7 @@ struct Cursor {
     state: usize,
 }
 
-/// Decodes an object; `None` if it is not one.
+/// Decodes an object; `None` if the bytes are not one.
 fn decode(object: &[u8], page: &mut Page) -> Option<()> {
     let mut cursor = Cursor { input: 0, at: 0, state: 0 };
     let count = usize::from(*object.first()?).saturating_sub(17);

@@ -300,7 +300,7 @@ impl Codecs {
         self.exchange(&mut Prepared::new(algorithm));
     }
 
-    /// True if it compresses with this algorithm.
+    /// True if these contexts compress with this algorithm.
     pub(crate) fn uses(&self, algorithm: Algorithm) -> bool {
         self.algorithm == algorithm
     }

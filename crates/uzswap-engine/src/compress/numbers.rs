@@ -16,7 +16,7 @@ use std::hint::black_box;
 /// The input of [`together`] besides the planes: the way the page was taken apart, and its first
 /// number.
 pub(super) type PlanesHeader = [u8; HEADER_BYTES];
-/// Bytes of such a header.
+/// Bytes of a [`PlanesHeader`].
 pub(super) const HEADER_BYTES: usize = 1 + size_of::<u64>();
 /// The header of a page that was not taken apart.
 pub(super) const AS_IT_IS: PlanesHeader = [0xff; HEADER_BYTES];
@@ -45,8 +45,8 @@ const STEPS: [Difference; 3] = [Difference::Bits, Difference::Word, Difference::
 /// The factors that make integers of decimals.
 const POWERS: [f64; 9] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8];
 
-/// 1.5 × 2⁵²: a float near it has its integer in its last bits. An addition thus converts integers
-/// and floats up to 2⁵¹, many at a time.
+/// 1.5 × 2⁵²: a float near this value has its integer in its last bits. An addition thus converts
+/// integers and floats up to 2⁵¹, many at a time.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 const INTEGER_MAX: u64 = 1 << 51;
 /// The exponents of floats from 10⁻⁸ to 2⁵¹.

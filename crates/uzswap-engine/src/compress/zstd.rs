@@ -83,7 +83,7 @@ impl Zstd {
         self.plain.level
     }
 
-    /// True if it compresses with this dictionary.
+    /// True if zstd compresses with this dictionary.
     pub(super) fn uses_dictionary(&self, encoder: Option<&Arc<Encoder>>) -> bool {
         let used = self.with.as_ref().map(|with| &with.encoder);
         used.map(Arc::as_ptr) == encoder.map(Arc::as_ptr)
@@ -118,7 +118,8 @@ impl WithDictionary {
     pub(crate) fn new(encoder: Arc<Encoder>) -> Option<Self> {
         let frame = [0; MAGIC.len() + PAGE_BYTES];
         let mut with = Self { encoder, context: CCtx::try_create()?, frame };
-        with.compress(&[0; PAGE_BYTES])?; // So that it allocates no more: see `Plain`.
+        // A first page, so that no later one allocates: see `Plain`.
+        with.compress(&[0; PAGE_BYTES])?;
         Some(with)
     }
 

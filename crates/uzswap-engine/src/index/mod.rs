@@ -262,7 +262,7 @@ impl Index {
         let records = self.record_trunks.load(Ordering::Relaxed);
         let pages = self.emptying.take().filter(|number| *number >= records);
         let pages = pages.collect::<Vec<_>>();
-        // Prefetches them together: each is probably a cache miss.
+        // Prefetches all entries together: each is probably a cache miss.
         pages.iter().for_each(|number| self.prefetch(SwapEntry((number * TRUNK_ENTRIES) as u32)));
         pages.into_iter().filter(|number| self.reclaim_trunk(*number)).count()
     }

@@ -37,7 +37,7 @@ pub(super) struct Trunk {
 
 /// A trunk with one owner: it is spare, in the directory, or to be freed.
 ///
-/// Invariant: it points to a trunk that [`TrunkMemory::make`] made and that is not freed.
+/// Invariant: the pointer leads to a trunk that [`TrunkMemory::make`] made and that is not freed.
 #[derive(Debug)]
 pub(super) struct Owned(NonNull<Trunk>);
 
@@ -53,7 +53,7 @@ impl Owned {
     /// The trunk of a pointer that the caller has taken out of the directory; `None` for null.
     ///
     /// # Safety
-    /// Only the caller has taken it out, and no other thread can use it any more.
+    /// Only the caller has taken the trunk out, and no other thread can use the trunk any more.
     unsafe fn of(at: *const Trunk) -> Option<Self> {
         NonNull::new(at.cast_mut()).map(Self)
     }

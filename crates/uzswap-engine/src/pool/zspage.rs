@@ -37,7 +37,7 @@ pub(crate) struct Zspage {
     /// First of the list of freed objects.
     pub(super) free: DurableAtomic<AtomicU16>,
     pub(super) class: DurableAtomic<AtomicU8>,
-    /// The fullness group of its list.
+    /// The fullness group whose list has the zspage.
     pub(super) group: DurableAtomic<AtomicU8>,
 }
 
@@ -118,7 +118,7 @@ pub(super) struct Zspages {
     durable: Option<Arc<Durable>>,
 }
 
-/// Only maintaining threads take its lock, and they allocate memory under it.
+/// The type of a lock. Only maintaining threads take this lock, and they allocate memory under it.
 struct Making;
 
 /// The spare descriptors, a list through their `next`.

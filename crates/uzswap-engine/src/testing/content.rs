@@ -60,7 +60,7 @@ impl Content {
         Self::Prices,
     ];
 
-    /// One of them, by a random number.
+    /// A content, by a random number.
     pub fn pick(number: u64) -> Self {
         Self::ALL[(number % Self::ALL.len() as u64) as usize]
     }

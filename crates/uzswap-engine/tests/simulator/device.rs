@@ -81,7 +81,7 @@ impl Device {
         };
     }
 
-    /// Writes all of it; or writes a part, or noise, and returns an error.
+    /// Writes all bytes; or writes a part or noise, and returns an error.
     fn write_now(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let fails = self.happens(self.chances.write_fails);
         let mut content = lock(&self.content);

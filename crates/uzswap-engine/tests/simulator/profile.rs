@@ -32,7 +32,7 @@ pub enum Kind {
 /// The order in which a thread uses its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// At random, or in order where it stores.
+    /// At random; a thread that stores may also go in order.
     Any,
     /// In order, again and again.
     Around,
@@ -46,9 +46,9 @@ pub enum Order {
 /// The task of a thread.
 #[derive(Debug)]
 pub struct Role {
-    /// Its actions, with their weights.
+    /// The actions of a thread, with their weights.
     pub kinds: &'static [(Kind, u64)],
-    /// The content that it stores; `None` for pages of all kinds.
+    /// The content that a thread stores; `None` for pages of all kinds.
     pub content: Option<Content>,
     pub order: Order,
 }
@@ -277,5 +277,5 @@ pub const REMOTE: Profile = Profile {
     ..ANYTHING
 };
 
-/// The bit that its seeds have.
+/// The bit that marks the seeds of [`REMOTE`].
 pub const REMOTE_SEEDS: u64 = 1 << 56;

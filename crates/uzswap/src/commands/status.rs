@@ -25,12 +25,12 @@ pub const NONE_RUNS: &str = "no cache is running; start one with `uzswap run` or
 #[derive(Serialize)]
 pub struct Running {
     mount: PathBuf,
-    /// True if its daemon lives.
+    /// True if the cache's daemon lives.
     pub alive: bool,
     /// The cache's participants, and the changes to the machine.
     #[serde(flatten)]
     pub state: LedgerState,
-    /// The figures of its daemon; empty if the daemon is gone.
+    /// The figures of the cache's daemon; empty if the daemon is gone.
     #[serde(flatten)]
     pub stats: Stats,
 }

@@ -128,7 +128,7 @@ impl Lock {
         }
     }
 
-    /// True if a process has it.
+    /// True if a process has the lock.
     pub fn is_taken() -> bool {
         let Ok(file) = File::open(Path::new(FOLDER).join(LOCK)) else { return false };
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()

@@ -12,7 +12,7 @@ use uzswap_sys::cgroup::{Group, Version};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupChange {
     pub folder: PathBuf,
-    /// True if it is of cgroup version 2.
+    /// True if the group is of cgroup version 2.
     pub is_v2: bool,
     /// The parent group, if it is removed together with this group.
     pub around: Option<PathBuf>,
@@ -28,7 +28,7 @@ impl GroupChange {
         Group::at(if self.is_v2 { Version::V2 } else { Version::V1 }, self.folder.clone())
     }
 
-    /// Kills all processes in it, if the group is ours.
+    /// Kills all processes in the group, if the group is ours.
     pub fn kill(&self) {
         if self.borrowed.is_none() {
             self.group().kill();
@@ -58,8 +58,8 @@ impl GroupChange {
         self.remove()
     }
 
-    /// Removes it and the groups that were made around it. The kernel may need a moment to forget a
-    /// group's last process.
+    /// Removes the group and the groups that were made around it. The kernel may need a moment to
+    /// forget a group's last process.
     pub fn remove(&self) -> io::Result<()> {
         let groups = std::iter::once(self.group());
         let around = self.around.iter().map(|path| Group::at(Version::V2, path.clone()));

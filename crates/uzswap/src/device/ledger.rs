@@ -31,7 +31,7 @@ pub fn zswap_is_on() -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AreaChange {
     pub device: PathBuf,
-    /// The part of the disk that it is over, bytes.
+    /// The part of the disk that the device is over, bytes.
     pub part: Range<u64>,
 }
 
@@ -40,7 +40,7 @@ pub struct RunChange {
     /// The process.
     #[serde(flatten)]
     pub run: RunInfo,
-    /// The group of its command.
+    /// The group of the run's command.
     pub place: Option<GroupChange>,
 }
 
@@ -48,7 +48,7 @@ pub struct RunChange {
 pub struct LedgerState {
     pub keeper: Option<ProcessId>,
     pub daemon: Option<ProcessId>,
-    /// The transport of its requests.
+    /// The transport of requests to the daemon.
     pub transport: String,
     /// True if another daemon can continue after this one is killed.
     pub outlives_daemon: bool,

@@ -65,7 +65,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Its path, if it has a name.
+    /// The backing's path, if it has a name.
     fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path, _) => Some(path),

@@ -31,8 +31,9 @@ impl ProcessId {
         Self::of(std::process::id())
     }
 
-    /// True if none of its threads runs any more, and the kernel no longer writes to its memory.
-    /// The kernel may take for ever to close its files, for which we do not wait.
+    /// True if none of the process's threads runs any more, and the kernel no longer writes to its
+    /// memory. The kernel may take for ever to close the files of the process, so we do not wait
+    /// for that.
     pub fn is_over(&self) -> bool {
         !process::has_memory(self.pid)
             || process::start_time(self.pid).is_some_and(|started| started != self.started)
@@ -43,7 +44,7 @@ impl ProcessId {
         process::start_time(self.pid) == Some(self.started)
     }
 
-    /// True if it has begun to end, or has ended.
+    /// True if the process has begun to end, or has ended.
     pub fn is_ending(&self) -> bool {
         process::is_ending(self.pid) || !self.is_alive()
     }

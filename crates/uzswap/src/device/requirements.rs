@@ -14,7 +14,7 @@ pub struct Finding {
     pub what: &'static str,
     /// The part that was found, or the reason why it is missing and the remedy.
     pub state: Result<String, String>,
-    /// True if the front end needs it.
+    /// True if the front end needs the part.
     pub required: bool,
 }
 

@@ -14,8 +14,8 @@ pub enum Event {
     Signal {
         /// Its number.
         signal: i32,
-        /// True if the kernel sent it for a key of the terminal. Then the whole foreground group
-        /// has it.
+        /// True if the kernel sent the signal for a key of the terminal. Then the whole foreground
+        /// group has it.
         from_terminal: bool,
     },
     CommandEnded(ExitStatus),

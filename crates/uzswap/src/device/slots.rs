@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use uzswap_sys::ballast::Ballast;
 use uzswap_sys::process;
 
-/// Bytes of slots that it takes before it reads again how many are wanted.
+/// Bytes of slots that the process takes before it reads again how many are wanted.
 const TAKEN_AT_ONCE: u64 = 2 << 20;
 
 /// A process that was killed is started again this long after its last start.
@@ -30,7 +30,7 @@ pub fn hold() -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::new(format!("hold-slots: {error}"));
     // An error means that the kernel lacks the call. exec has closed the descriptors.
     let _ = process::close_inherited(None);
-    // With its parent's mark, its pages could not be swapped out.
+    // With its parent's mark (PR_SET_IO_FLUSHER), this process's pages could not be swapped out.
     let _ = process::set_io_flusher(false);
     let mut wire = Wire::of_stdin().map_err(failed)?;
     let mut ballast = Ballast::new().map_err(failed)?;
@@ -67,7 +67,7 @@ pub fn hold() -> Result<(), Failure> {
 }
 
 /// The keeper's side of the process. The keeper starts it when slots are first wanted, and never
-/// waits for it. Dropping this value ends it.
+/// waits for it. Dropping this value ends the process.
 #[derive(Default)]
 pub struct Holder {
     process: Option<(Child, Wire)>,

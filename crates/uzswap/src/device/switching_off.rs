@@ -56,8 +56,8 @@ pub fn failed(areas: &[swap::Area]) -> io::Error {
 
 /// `uzswap switch-off`: that process.
 pub fn run(devices: &[PathBuf]) -> io::Result<()> {
-    // With its parent's mark, it would find less memory for the pages that it reads back. An error
-    // means that the parent lacks the mark, for want of permission.
+    // With its parent's mark (PR_SET_IO_FLUSHER), this process would find less memory for the pages
+    // that it reads back. An error means that the parent lacks the mark, for want of permission.
     let _ = process::set_io_flusher(false);
     devices.iter().try_for_each(|device| one(device))
 }

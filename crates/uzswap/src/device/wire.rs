@@ -38,10 +38,10 @@ pub enum Ask {
 /// A run, for people.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunInfo {
-    /// Number of its process.
+    /// Number of the run's process.
     pub pid: i32,
     pub command: String,
-    /// Its memory limit, bytes.
+    /// The command's memory limit, bytes.
     pub memory: u64,
 }
 

@@ -25,7 +25,7 @@ const CALM_LOOKS: u32 = 10;
 
 /// Acts on a group; a trait, so that tests need no group.
 pub trait Limited {
-    /// True if its processes wait for memory.
+    /// True if the group's processes wait for memory.
     fn waits(&self) -> bool;
     /// Disables the kernel's OOM killer for the group, or enables it.
     fn suspend_oom_killer(&self, suspend: bool) -> io::Result<()>;

@@ -11,14 +11,14 @@ pub struct Report {
     /// Wall-clock time of the command, seconds.
     pub seconds: f64,
     pub exit_code: u8,
-    /// Its memory limit, bytes.
+    /// The command's memory limit, bytes.
     pub memory_limit: u64,
-    /// Peak of its memory, bytes.
+    /// Peak of the command's memory, bytes.
     pub memory_peak: u64,
-    /// Peak of its swapped memory, bytes, sampled five times a second.
+    /// Peak of the command's swapped memory, bytes, sampled five times a second.
     pub swap_peak: u64,
     pub major_faults: u64,
-    /// Its processes that the kernel killed for want of memory.
+    /// The command's processes that the kernel killed for want of memory.
     pub oom_kills: u64,
     /// Peak of the pool, bytes, sampled five times a second.
     pub pool_peak: u64,
@@ -26,7 +26,7 @@ pub struct Report {
     pub ratio: f64,
     /// The share of stored pages whose slots the kernel had freed: the mean of the samples, 0 to 1.
     pub dead_share: f64,
-    /// True if other runs used the same cache. The counts are then those of all runs.
+    /// True if other runs used the same cache. The counts are then for all runs.
     pub is_shared: bool,
     /// How often a killed daemon was replaced. Counts from before the last replacement are missing.
     pub daemons_replaced: u64,

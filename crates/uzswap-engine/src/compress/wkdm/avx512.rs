@@ -37,7 +37,7 @@ impl Vector {
         unsafe { compress(parts, page, out) }
     }
 
-    /// Restores `page` from an object, if it is one.
+    /// Restores `page` from an object; fails if the bytes are not one.
     pub(super) fn decompress(
         self,
         parts: &mut Parts,

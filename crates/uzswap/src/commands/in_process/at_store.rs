@@ -9,13 +9,13 @@ use uzswap_tree::Remote;
 /// The activity of all processes at the store.
 #[derive(Debug, Serialize)]
 pub struct AtStore {
-    /// The peak of the bytes of their segments at the store, sampled five times a second.
+    /// The peak of the bytes of all segments at the store, sampled five times a second.
     peak: u64,
     /// Bytes of segments that were written to the store.
     written: u64,
     /// Reads that the store answered.
     reads: u64,
-    /// Median and 99th percentile of their times, ns, by the powers of two around them.
+    /// Median and 99th percentile of the reads' times, ns, by the powers of two around them.
     read_ns_p50: u64,
     read_ns_p99: u64,
     /// Requests that failed or were not answered in time.

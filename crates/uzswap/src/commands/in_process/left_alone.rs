@@ -24,7 +24,7 @@ pub struct Alone {
     pub process: u32,
     /// Its name and the reason: `NAME: REASON`.
     pub program: String,
-    /// True if only a part of its memory is left alone, or if a call was refused.
+    /// True if only a part of the program's memory is left alone, or if a call was refused.
     pub is_part: bool,
     /// Bytes of that part, 0 for a call. For a whole program, the peak of its anonymous memory.
     pub bytes: u64,

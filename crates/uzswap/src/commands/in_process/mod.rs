@@ -48,7 +48,7 @@ const _: () = assert!(favour::EVERY.as_millis() == supervise::TICK.as_millis());
 
 /// The preloaded library, under its name when installed and when built.
 const LIBRARY: &str = "libuzswap_preload.so";
-/// The library that it loads, from the same folder.
+/// The library that the preloaded library loads, from the same folder.
 const AGENT: &str = "libuzswap_agent.so";
 
 /// The variable that names the means to begin with, for tests and measurements.
@@ -225,9 +225,9 @@ struct InProcessReport {
     /// Wall-clock time of the command, seconds.
     seconds: f64,
     exit_code: u8,
-    /// Memory that all its processes may use, bytes.
+    /// Memory that all processes of the run may use, bytes.
     memory_limit: u64,
-    /// Peak of the memory that they used together, bytes.
+    /// Peak of the memory that all processes used together, bytes.
     memory_peak: u64,
     /// Bytes by which the limit was lower for some time, because the container needed more beside
     /// it.

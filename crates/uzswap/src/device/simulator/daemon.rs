@@ -17,9 +17,9 @@ pub struct DaemonProcess {
     began: Instant,
     /// When the cache is made or taken over, or when the pause is over.
     busy_until: Option<Duration>,
-    /// True if it starts a keeper after its pause.
+    /// True if the daemon starts a keeper after its pause.
     starts_keeper: bool,
-    /// Remaining steps in which it has its own file open.
+    /// Remaining steps in which the daemon has its own file open.
     opens: u32,
 }
 

@@ -55,7 +55,7 @@ pub struct KeeperProcess {
     daemon: Option<WireId>,
     daemon_since: Duration,
     short_lives: ShortLives,
-    /// True if it has asked the daemon for its room.
+    /// True if the keeper has asked the daemon for its room.
     awaits_room: bool,
     has_new_room: bool,
     members: Vec<Participant>,

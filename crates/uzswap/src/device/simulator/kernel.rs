@@ -70,15 +70,15 @@ pub struct Process {
     pub life: Life,
     pub is_killed: bool,
     pub is_stopped: bool,
-    /// True if it has had a signal, or its command has ended.
+    /// True if the process has had a signal, or its command has ended.
     pub is_told_to_end: bool,
-    /// True if it has the memory and the connections that outlive a daemon.
+    /// True if the process has the memory and the connections that outlive a daemon.
     pub has_memory: bool,
-    /// True if it answers requests of the device.
+    /// True if the process answers requests of the device.
     pub serves: bool,
-    /// True if it waits in the kernel for the device.
+    /// True if the process waits in the kernel for the device.
     pub waits_for_device: bool,
-    /// True if it has a file open that the device's server serves.
+    /// True if the process has a file open that the device's server serves.
     pub has_own_file: bool,
     /// After the process has ended: true if it succeeded.
     pub has_succeeded: bool,
