@@ -35,7 +35,7 @@ const SAMPLED: u32 = 20;
 pub enum Peer {
     /// The kernel's swap to a file.
     Plain,
-    /// A swap disk with the kernel's zswap before it.
+    /// A swap disk with the kernel's zswap in front of it.
     Zswap {
         /// Its `compressor`.
         compressor: String,

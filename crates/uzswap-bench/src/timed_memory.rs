@@ -45,7 +45,7 @@ pub const CHUNK_PAGES: usize = 512;
 /// Pages that may stay in memory or in the swap cache after a push-out.
 const STAYING_PAGES_MAX: usize = 64;
 
-/// Memory that a program uses on top, to be taken over, and the time for that.
+/// Memory that a program uses on top, to be taken over, and the time for the takeover.
 pub const TAKEN_OVER: usize = 64 << 20;
 const TAKE_OVER: Duration = Duration::from_millis(300);
 

@@ -241,7 +241,7 @@ impl Worker {
     }
 
     /// Answers the requests that the last process left at this desk, once. Other threads at the
-    /// desk wait for that, since the next request overwrites the buffer.
+    /// desk wait until this is done, since the next request overwrites the buffer.
     fn answer_left_once(&self) {
         self.desk().answered_left.call_once(|| self.answer_left());
     }

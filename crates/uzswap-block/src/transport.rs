@@ -55,7 +55,7 @@ impl TransportKind {
     }
 }
 
-/// The block device over a part of the disk, or the file for it.
+/// The block device over a part of the disk, or the file over which another process makes it.
 ///
 /// A process that serves a file never opens that file itself. The kernel waits for the answer to an
 /// OPEN even if the thread that took the OPEN was killed. So the killed process would wait for its

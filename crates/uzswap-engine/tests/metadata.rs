@@ -98,7 +98,7 @@ fn one_more_page_of_a_kibibyte_costs_at_most_32_bytes_of_metadata() {
     assert!(measure(750.0).iter().all(|bytes| *bytes <= 32.0));
 }
 
-/// One page in nine is stored raw here, in its own zspage, which takes 48 bytes.
+/// One page in nine is stored raw here, in its own zspage, whose descriptor takes 48 bytes.
 #[test]
 fn one_more_page_that_compresses_poorly_costs_at_most_33_bytes_of_metadata() {
     assert!(measure(1100.0).iter().all(|bytes| *bytes <= 33.0));

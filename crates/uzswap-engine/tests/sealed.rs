@@ -109,7 +109,7 @@ fn nothing_of_a_page_is_found_on_a_backing_that_is_sealed() {
             .flat_map(|offset| noise(offset).as_chunks::<16>().0.to_vec())
             .filter(|part| there.contains(part))
             .count();
-        // Without sealing the search finds all of it, so the test can fail.
+        // Without sealing the search finds all bytes of the pages, so the test can fail.
         assert_eq!(found, if seals_backing { 0 } else { 200 * PAGE_BYTES / 16 });
         made.assert_damaged(&[], 0..200, noise);
     }

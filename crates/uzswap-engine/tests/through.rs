@@ -53,8 +53,8 @@ fn every_slot_but_the_reserve_is_given_out() {
     cache.check();
 }
 
-/// Few pages in each of many segments, some 25 of 32, which become free only when these pages move
-/// together. Returns the pages.
+/// Few pages in each of many segments, some 25 of 32. These segments become free only when the
+/// pages move together. Returns the pages.
 fn scatter(cache: &Cache, area: Area) -> Vec<u32> {
     (0..1800).for_each(|offset| assert!(through(cache, area, offset)));
     let stays = |offset: &u32| offset.is_multiple_of(18);

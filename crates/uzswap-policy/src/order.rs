@@ -136,7 +136,7 @@ pub struct Order {
     /// The pages that left and came back; later ones count more.
     departed: [f32; LEVELS],
     returned: [f32; LEVELS],
-    /// Pages that were compared and had not changed, likewise.
+    /// Pages that were compared and had not changed; later ones count more.
     compared: f32,
     unchanged: f32,
     /// The last observations.

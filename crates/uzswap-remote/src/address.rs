@@ -3,7 +3,7 @@
 //! ```text
 //! valkey://[USER@]HOST[:PORT][,HOST[:PORT] …][/][?NAME=VALUE&…]      unix:///PATH[?…]
 //! ```
-//! The password is never in it: every user of the machine can read command lines.
+//! The password is never in the address: every user of the machine can read command lines.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

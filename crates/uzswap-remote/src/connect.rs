@@ -50,9 +50,9 @@ impl Store {
         Ok((store, limits))
     }
 
-    /// Continues with the keys of a process that has ended, which had this number of lines for
-    /// reads. A store that is gone, full or unfit is no error, since it may have the only copy of a
-    /// page: [`Store::tend`] tries again. Fails without a free descriptor.
+    /// Continues with the keys of a process that has ended, and that had `readers` lines for reads.
+    /// A store that is gone, full or unfit is no error, since it may have the only copy of a page:
+    /// [`Store::tend`] tries again. Fails without a free descriptor.
     pub(crate) fn resume(address: &Address, epoch: u64, readers: usize) -> io::Result<Self> {
         let store = Self::closed(address, epoch, readers)?;
         store.tend(&mut lock(&store.keeper));

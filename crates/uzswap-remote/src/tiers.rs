@@ -34,8 +34,8 @@ const SHORT_READ: usize = 64 << 10;
 const PROBE: u64 = 64;
 /// The pause between attempts to read a segment that only the store has.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The maximum number of removed segments that are still to be removed at the store. Further ones
-/// expire there.
+/// The maximum number of removed segments that are still to be removed at the store. Further
+/// segments expire at the store.
 pub(crate) const DEAD_MAX: usize = 1 << 16;
 
 thread_local! {

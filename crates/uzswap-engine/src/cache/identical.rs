@@ -53,7 +53,8 @@ impl Cache {
         scratch.decompress_here(object.form.codec, bytes).is_ok() && scratch.page == *page
     }
 
-    /// Adds a sharer to `holder`'s object, which becomes a share record unless it is one.
+    /// Adds a sharer to `holder`'s object. Unless `holder` is a share record, the object first
+    /// passes to a new record.
     fn join(
         &self,
         holder: SwapEntry,

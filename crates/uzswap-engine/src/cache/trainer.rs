@@ -6,7 +6,7 @@
 //! ```
 //! A store compresses every 32nd page with and without the dictionary, adds up both sizes, and
 //! notes the page's key. The maintaining thread trains a dictionary on noted pages that are still
-//! in the pool. If it has no memory for this, the cache works without a dictionary.
+//! in the pool. If the thread has no memory for this, the cache works without a dictionary.
 
 use super::Cache;
 use crate::compress::{Codec, Dictionaries, Encoder, Prepared, SAMPLES, Trial, WithDictionary};

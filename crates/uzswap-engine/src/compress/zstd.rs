@@ -1,5 +1,5 @@
 //! Zstandard: frames without magic number or content checksum. The frame takes 6 bytes for each
-//! page, and 7 with a dictionary, which it names.
+//! page, and 7 if it names a dictionary.
 
 use super::dictionary::{Dictionaries, Encoder, dictionary_of};
 use super::{Compressor, Undecodable};

@@ -10,7 +10,8 @@ use uzswap_ranges::RangeIndex;
 
 impl Slots {
     /// Recounts everything; panics with the difference. Returns the number of taken slots that are
-    /// in no cache, which the caller compares with its own count. The backing must be at rest.
+    /// in no cache. The caller compares this number with its own count. The backing must be at
+    /// rest.
     pub(crate) fn check(&self) -> usize {
         let (mut free_slots, mut free_segments, mut in_use, mut tables) = (0, 0, 0, 0);
         for (number, cluster) in (0..).zip(&self.clusters) {
