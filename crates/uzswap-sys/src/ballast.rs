@@ -1,12 +1,12 @@
 //! Unneeded pages, swapped out to take the slots of an area.
 //!
-//! The kernel looks only at an area's free slots. If an area cannot take more pages although it has
-//! free slots, it fails each write, and the kernel tries for ever with other pages and slots. So
-//! this takes the slots, by pages of one repeated word, which the area's server stores in almost no
-//! memory.
+//! The kernel looks only at an area's free slots. If an area has free slots but cannot take more
+//! pages, each write to it fails, and the kernel tries for ever with other pages and slots. So the
+//! ballast takes the free slots. Its pages are of one repeated word, which the area's server stores
+//! in almost no memory.
 //!
-//! They belong to a file in memory, not to a process: the OOM killer has no process to end for
-//! them.
+//! The pages belong to a file in memory, not to a process, so the OOM killer has no process to end
+//! for them.
 
 use crate::map::PAGE_BYTES;
 use rustix::fs::{FallocateFlags, MemfdFlags};
@@ -114,9 +114,9 @@ unsafe fn swap_out(window: *mut c_void, bytes: usize) -> bool {
     })
 }
 
-/// Bytes with slots of the mapping that begins at an address, by the text of `/proc/PID/smaps`. Not
-/// by mincore(2): a page that was written to its slot stays in memory beside it, until that is
-/// needed.
+/// Bytes with slots of the mapping that begins at an address, by the text of `/proc/PID/smaps`.
+/// The call `mincore` would not do: a page that was written to its slot also stays in memory, until
+/// the kernel needs that memory.
 fn swapped(maps: &str, address: usize) -> u64 {
     let begin = format!("{address:x}-");
     let lines = maps.lines().skip_while(|line| !line.starts_with(&begin)).skip(1);
@@ -142,7 +142,8 @@ mod tests {
     #[test]
     fn without_room_it_takes_nothing_and_leaves_nothing() {
         let mut ballast = Ballast::new().unwrap();
-        // If this machine has a swap area, perhaps of another test, that takes all of the ballast.
+        // This machine may have a swap area, perhaps of another test, which takes all of the
+        // ballast.
         let grown = ballast.grow(WINDOW_BYTES as u64).unwrap();
         assert_eq!((ballast.bytes(), grown % WINDOW_BYTES as u64), (grown, 0));
         ballast.shrink_to(0).unwrap();

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Which interface the machine's memory controller is on.
+/// The interface on which the machine's memory controller is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// A hierarchy of its own.
@@ -24,7 +24,7 @@ pub struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Finds it; `None` when this machine or container has no memory controller.
+    /// Finds the hierarchy; `None` when this machine or container has no memory controller.
     pub fn find() -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
         let controllers =
@@ -155,7 +155,7 @@ impl Group {
         Ok(child)
     }
 
-    /// Moves a process into it. Errors: `NotFound` (ESRCH) when there is no such process.
+    /// Moves a process into the group. Errors: `NotFound` (ESRCH) when there is no such process.
     pub fn enter(&self, pid: i32) -> io::Result<()> {
         fs::write(self.entrance(), pid.to_string())
     }
@@ -236,15 +236,15 @@ impl Group {
         names.iter().filter_map(|name| self.least(name)).min()
     }
 
-    /// Of this group and its ancestors: the least limit of memory, in bytes, and the group that has
-    /// it.
+    /// The least limit of memory, in bytes, of this group and its ancestors, and the group that has
+    /// that limit.
     pub fn limiting(&self) -> Option<(u64, Self)> {
         let (bytes, file) = self.memory_limit()?;
         Some((bytes, Self { version: self.version, path: file.parent()?.to_owned() }))
     }
 
     /// Bytes of memory of the group and of groups below, without file pages that the kernel can
-    /// drop. `None` where the kernel does not tell.
+    /// drop. `None` where the kernel does not report it.
     pub fn needed_bytes(&self) -> Option<u64> {
         let current = match self.version {
             Version::V1 => "memory.usage_in_bytes",
@@ -297,7 +297,8 @@ impl Group {
     }
 
     /// The folder of its freezer: inside the group, so that memory is charged as before. Where the
-    /// memory controller is on a hierarchy of its own, it is at the top of the unified one.
+    /// memory controller is on a hierarchy of its own, the freezer is at the top of the unified
+    /// hierarchy.
     pub fn freezer(&self) -> Option<PathBuf> {
         match self.version {
             Version::V1 => Some(unified_root()?.join(self.path.file_name()?)),
@@ -305,8 +306,8 @@ impl Group {
         }
     }
 
-    /// The group of the unified hierarchy in which its processes start, if this process starts
-    /// them: its folder, and its name.
+    /// The group of the unified hierarchy in which this group's processes start, if this process
+    /// starts them: its folder, and its name.
     pub(crate) fn unified_home(&self) -> Option<(PathBuf, String)> {
         let root = unified_root()?;
         let folder = match self.version {
@@ -365,8 +366,8 @@ impl Group {
         self.text(file).trim().parse().unwrap_or(0)
     }
 
-    /// Removes the group, its descendants and its freezer. All must be empty. It is no error if the
-    /// group does not exist any more.
+    /// Removes the group, its descendants and its freezer. All must be empty. A group that does not
+    /// exist any more is no error.
     pub fn remove(&self) -> io::Result<()> {
         let outer = self.freezer().filter(|freezer| !freezer.starts_with(&self.path));
         let inner = self.descendants();

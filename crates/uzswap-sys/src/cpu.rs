@@ -19,15 +19,15 @@ pub fn current() -> usize {
             return TURN.fetch_add(1, Relaxed) % cpus;
         }
         // SAFETY: the call takes nothing, returns a number, or −1 on a kernel without it. The C
-        // library reads it from memory that the kernel keeps up to date; rustix makes a system
-        // call.
+        // library reads the number from memory that the kernel keeps up to date; rustix would make
+        // a system call.
         let cpu = unsafe { libc::sched_getcpu() };
         usize::try_from(cpu).unwrap_or(0)
     }
 }
 
 /// `UZSWAP_TEST_CPUS`, in builds with debug assertions: tests then run as on a machine with that
-/// many processors, and each thread is on all of them in turn.
+/// number of processors, and each thread is on all of them in turn.
 fn pretended() -> Option<usize> {
     static CPUS: LazyLock<Option<usize>> =
         LazyLock::new(|| std::env::var("UZSWAP_TEST_CPUS").ok()?.parse().ok());
@@ -141,7 +141,7 @@ pub fn memory_info() -> io::Result<MemoryInfo> {
 }
 
 /// Bytes of memory that the calling process may have: the machine's, or less where its control
-/// group or one above has a limit. Both may change at any time.
+/// group or a group above has a limit. Memory and limit may change at any time.
 pub fn memory_of_caller() -> io::Result<u64> {
     let total = memory_info()?.total;
     let limit = Hierarchy::find().and_then(|groups| groups.own().memory_limit());

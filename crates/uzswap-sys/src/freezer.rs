@@ -1,8 +1,8 @@
 //! Suspending processes of a memory group: the freezer of cgroup version 2.
 //!
 //! A frozen process runs no code of its own until it is resumed. Otherwise it is like any process:
-//! its parent gets no signal, and SIGKILL ends it. A child that it was just starting is born
-//! frozen.
+//! its parent gets no signal, and SIGKILL ends it. A child that the process was just starting is
+//! born frozen.
 
 use crate::cgroup::{Group, Version, listed, own_path};
 use std::fs;
@@ -19,8 +19,9 @@ pub struct Freezer {
 }
 
 impl Freezer {
-    /// Makes a freezer for those processes of `group` that were not moved to another group. It is
-    /// removed with the group. Errors: `NotFound` where the unified hierarchy is not mounted.
+    /// Makes a freezer for those processes of `group` that were not moved to another group. The
+    /// freezer is removed with the group. Errors: `NotFound` where the unified hierarchy is not
+    /// mounted.
     pub fn create(group: &Group) -> io::Result<Self> {
         let path = group.freezer().ok_or(io::ErrorKind::NotFound)?;
         let (home, home_name) = group.unified_home().ok_or(io::ErrorKind::NotFound)?;
@@ -52,7 +53,7 @@ impl Freezer {
 
     /// Resumes all processes, now and in future.
     pub fn thaw(&self) {
-        // After an error they are resumed one by one.
+        // After an error the loop resumes the processes one by one.
         let _ = fs::write(self.path.join("cgroup.freeze"), "0");
         for pid in self.processes() {
             // An error means that the process is gone.

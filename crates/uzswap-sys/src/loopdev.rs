@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const CONTROL: &str = "/dev/loop-control";
 
 /// An attached loop device. The device detaches its file by itself when it is no longer open. A
-/// swap area on it keeps it open.
+/// swap area on the device keeps the device open.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
@@ -30,7 +30,7 @@ fn ioctl(file: &File, request: u32, argument: usize) -> io::Result<i32> {
 impl LoopDevice {
     /// Attaches a free device to `part` of `file` (in bytes; open for reading and writing), with
     /// direct I/O and blocks of `block_bytes`. Errors: `NotFound` or `PermissionDenied` where there
-    /// is no loop control device; the kernel's.
+    /// is no loop control device; the kernel's own errors.
     pub fn attach(file: RawFd, part: Range<u64>, block_bytes: u32) -> io::Result<Self> {
         let control = open(Path::new(CONTROL))?;
         loop {

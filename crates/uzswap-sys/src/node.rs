@@ -16,7 +16,7 @@ const NODES_MAX: usize = 64;
 pub struct Nodes {
     /// For each possible processor, its node.
     of_cpu: Box<[usize]>,
-    /// For each node, all nodes, the nearest first: itself.
+    /// For each node, all nodes, the nearest first. The first is the node itself.
     nearest: Box<[Box<[usize]>]>,
     /// True if memory can be requested by these numbers.
     is_real: bool,
@@ -46,8 +46,8 @@ impl Nodes {
         Self { of_cpu: of_cpu.into(), nearest, is_real: count > 1 }
     }
 
-    /// So many nodes with the given processors, of which no memory is requested: for tests on any
-    /// machine.
+    /// This number of nodes with the given processors, for tests on any machine. No memory is
+    /// requested from these nodes.
     pub fn pretended(count: usize, of_cpu: impl Fn(usize) -> usize) -> Self {
         Self {
             of_cpu: (0..cpu::possible()).map(|cpu| of_cpu(cpu) % count).collect(),
@@ -61,7 +61,7 @@ impl Nodes {
         self.nearest.len()
     }
 
-    /// All nodes, the nearest to `node` first, which is itself.
+    /// All nodes, the nearest to `node` first. The first is `node` itself.
     pub fn nearest(&self, node: usize) -> &[usize] {
         &self.nearest[node]
     }

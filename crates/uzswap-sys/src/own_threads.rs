@@ -1,9 +1,10 @@
-//! The threads of this library, among those of the program that it is loaded into.
+//! The threads of this library, among the threads of the program into which it is loaded.
 //!
 //! A program may give its threads any names, also those of our threads. So each thread of ours
-//! enters its number here when it starts. Until then a count says that a thread is coming. And it
-//! enters the address of its block (`pthread_self`), where its stack ends: the kernel may have
-//! joined the stack with memory behind it. Our threads are started on stacks of ours.
+//! enters its number here when it starts. Until then a count says that a thread is coming. The
+//! thread also enters the address of its block (`pthread_self`), which marks the end of its stack:
+//! the kernel may have joined the stack with memory behind it. Our threads are started on stacks of
+//! ours.
 
 mod start;
 
@@ -42,7 +43,7 @@ fn of_process() -> u64 {
     u64::from(getpid().as_raw_nonzero().get() as u32) << 32
 }
 
-/// The thread of such a number, if it is of this process.
+/// The thread of such a number, if the thread is of this process.
 pub fn of_own_process(number: u64) -> Option<i32> {
     let is_ours = number != 0 && number & !u64::from(u32::MAX) == of_process();
     is_ours.then_some(number as u32 as i32)
@@ -70,7 +71,7 @@ impl Coming {
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        // A fork counts anew.
+        // A forked child counts anew.
         let less = |now| of_own_process(now).filter(|&count| count > 0).map(|_| now - 1);
         let _ = COMING.fetch_update(SeqCst, SeqCst, less);
     }

@@ -1,5 +1,5 @@
-//! The time that programs wait for memory, by the kernel (PSI, Linux 4.20): of the whole machine,
-//! and with cgroup v2 of each group.
+//! The time that programs wait for memory, as the kernel measures it (PSI, Linux 4.20): for the
+//! whole machine, and with cgroup v2 for each group.
 
 use std::io;
 
@@ -13,7 +13,7 @@ pub fn average(text: &str, kind: &str) -> Option<f64> {
     line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()
 }
 
-/// The percentage for at least one program of the machine. Fails on a kernel without it.
+/// The percentage for at least one program of the machine. Fails on a kernel without PSI.
 pub fn of_machine() -> io::Result<f64> {
     average(&std::fs::read_to_string(MACHINE)?, "some")
         .ok_or_else(|| io::ErrorKind::InvalidData.into())

@@ -1,5 +1,6 @@
-//! Memory of this process that it may not access: it is read and written through `/proc/self/mem`,
-//! and access is allowed when it is complete. This replaces userfaultfd where that is denied.
+//! Memory of this process that the process may not access. It is read and written through
+//! `/proc/self/mem`, and access is allowed when its content is complete. This replaces userfaultfd
+//! where userfaultfd is denied.
 
 use crate::map::{Mapping, PAGE_BYTES, Pagemap};
 use crate::processor;
@@ -15,8 +16,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub struct OwnMemory(OwnedFd);
 
 impl OwnMemory {
-    /// Opens it. Errors: `/proc` is not mounted; the process may not trace itself
-    /// (`prctl(PR_SET_DUMPABLE)`); the kernel does not let it write inaccessible memory
+    /// Opens the file. Errors: `/proc` is not mounted; the process may not trace itself
+    /// (`prctl(PR_SET_DUMPABLE)`); the kernel does not let the process write inaccessible memory
     /// (`proc_mem.force_override`).
     pub fn open() -> io::Result<Self> {
         let own = Self::opened()?;
@@ -31,13 +32,14 @@ impl OwnMemory {
 
     fn opened() -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        // By the thread's name: `/proc/self` is the first thread's, which may have ended.
+        // By the calling thread's name: `/proc/self` is the folder of the first thread, which may
+        // have ended.
         let file = rustix::fs::open(c"/proc/thread-self/mem", flags, Mode::empty())?;
         Ok(Self(crate::process::out_of_the_way(file)?))
     }
 
-    /// Opens it anew under the same descriptor: in a forked child, whose descriptor is of the
-    /// parent's memory.
+    /// Opens the file anew under the same descriptor, in a forked child: the inherited descriptor
+    /// is of the parent's memory.
     pub fn renew(&self) -> io::Result<()> {
         let new = Self::opened()?;
         crate::process::take_place(&new.0, &self.0)
@@ -77,8 +79,8 @@ impl OwnMemory {
     }
 }
 
-/// Writes memory without a descriptor. Makes memory that the process may only read writable for
-/// that time, so the process must have one thread.
+/// Writes memory without a descriptor. During the write, memory that the process may only read is
+/// writable, so the process must have one thread.
 ///
 /// # Safety
 /// It is private and anonymous, and no code relies on its content.
@@ -129,8 +131,9 @@ pub unsafe fn set_access(range: Range<usize>, access: Access) -> io::Result<()> 
 const MADV_GUARD_INSTALL: usize = 102;
 const MADV_GUARD_REMOVE: usize = 103;
 
-/// Puts guards in place of pages. Their contents are gone, and an access is a SIGSEGV. The mapping
-/// stays one. Safe in a signal handler. Errors: `EINVAL` before Linux 6.13, and for locked memory.
+/// Puts guards in place of pages. The pages' contents are gone, and an access is a SIGSEGV. The
+/// mapping is not split. Safe in a signal handler. Errors: `EINVAL` before Linux 6.13, and for
+/// locked memory.
 ///
 /// # Safety
 /// It is private, anonymous memory of this process, in whole pages. No code relies on its contents,
@@ -140,8 +143,8 @@ pub unsafe fn guard(range: Range<usize>) -> io::Result<()> {
     unsafe { advise(range, MADV_GUARD_INSTALL) }
 }
 
-/// Removes guards. In a guard's place there is no page, which reads as zeros. Safe in a signal
-/// handler.
+/// Removes guards. In a guard's place there is then no page, and reads return zeros. Safe in a
+/// signal handler.
 ///
 /// # Safety
 /// The guards are the caller's.
@@ -160,14 +163,14 @@ unsafe fn advise(range: Range<usize>, advice: usize) -> io::Result<()> {
         let done = unsafe { processor::advise(range.start, range.len(), advice) };
         match -done as i32 {
             0 => return Ok(()),
-            // A signal is pending, and not all is done.
+            // A signal is pending, and only a part is done.
             libc::EINTR => {}
             error => return Err(io::Error::from_raw_os_error(error)),
         }
     }
 }
 
-/// Checks that this kernel has guards and says where they are (Linux 6.15).
+/// Checks that this kernel has guards and reports their places (Linux 6.15).
 pub fn check_guards() -> io::Result<()> {
     let page = Mapping::reserved(PAGE_BYTES)?;
     let range = page.as_ptr() as usize..page.as_ptr() as usize + PAGE_BYTES;

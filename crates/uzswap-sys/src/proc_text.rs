@@ -7,7 +7,8 @@ use rustix::fs::PROC_SUPER_MAGIC;
 pub(crate) fn read(path: &str, bytes: &mut [u8]) -> Option<usize> {
     let file = std::fs::File::open(path).ok()?;
     // Another thread of the program may close all descriptors at this moment, and open a file of
-    // its own under this number. `pread` does not move that file, and the file stays open.
+    // its own under this number. `pread` does not move that file's position, and the check below
+    // keeps us from closing that file.
     let read = rustix::io::pread(&file, bytes, 0).unwrap_or(0);
     let is_ours = rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == PROC_SUPER_MAGIC);
     let number = file.into_raw_fd();

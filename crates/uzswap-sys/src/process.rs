@@ -39,9 +39,9 @@ pub fn has_capability(capability: Capability) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted))
 }
 
-/// Tells the kernel that this process serves block I/O, or that it no longer does. The kernel then
-/// does not write to the same device to find memory for the process. Child processes inherit it.
-/// Errors: `PermissionDenied` without CAP_SYS_RESOURCE.
+/// Tells the kernel that this process serves block I/O, or that it no longer does. While the kernel
+/// looks for memory for such a process, it does not write to the device that the process serves.
+/// Child processes inherit this. Errors: `PermissionDenied` without CAP_SYS_RESOURCE.
 pub fn set_io_flusher(is_one: bool) -> io::Result<()> {
     Ok(rustix::process::configure_io_flusher_behavior(is_one)?)
 }
@@ -81,8 +81,8 @@ pub fn inherited(number: i32) -> io::Result<OwnedFd> {
 }
 
 /// Closes all descriptors but the standard ones and `kept`, because the program that started this
-/// one may wait for their end. Called before this process has descriptors of its own. Errors:
-/// `Unsupported` before Linux 5.9.
+/// one may wait until they are closed. Called before this process has descriptors of its own.
+/// Errors: `Unsupported` before Linux 5.9.
 pub fn close_inherited(kept: Option<i32>) -> io::Result<()> {
     let close = |first: u32, last: u32| {
         // SAFETY: the call takes numbers; no code in this process has a descriptor yet, as the
@@ -119,7 +119,8 @@ pub fn take_place(new: &impl AsFd, of: &impl AsFd) -> io::Result<()> {
 
 /// Moves a descriptor to a high number, closed by `exec`, because the program may use low numbers
 /// of its choice (`dup2`). If no high number is free, the descriptor keeps its number. Fails if the
-/// program has closed the descriptor already, because the program closes all that it does not know.
+/// program has closed the descriptor already, because some programs close all descriptors that they
+/// do not know.
 pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // The kernel's table of descriptors reaches up to the highest.
@@ -127,7 +128,7 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
     let high = match rustix::io::fcntl_dupfd_cloexec(&descriptor, least) {
         Ok(high) => high,
         Err(rustix::io::Errno::BADF) => {
-            // The number may be another file's by now.
+            // The number may belong to another file by now.
             std::mem::forget(descriptor);
             return Err(rustix::io::Errno::BADF.into());
         }
@@ -144,8 +145,8 @@ pub fn out_of_the_way(descriptor: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Lets this process, and those that it starts, have as many descriptors as it may. Each serving
-/// thread has a connection, and two while the next daemon takes over: from some 240 CPUs on that is
-/// more than the usual 1024.
+/// thread has a connection, and two while the next daemon takes over: from some 240 CPUs on these
+/// are more than the usual 1024.
 pub fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -182,8 +183,8 @@ impl Drop for Lifted {
     }
 }
 
-/// True if this process may write a file up to an offset: a write beyond the limit is a signal,
-/// too.
+/// True if this process may write a file up to an offset. Beyond the limit a write does not only
+/// fail, but also raises a signal.
 pub fn may_write_to(end: u64) -> bool {
     getrlimit(Resource::Fsize).current.is_none_or(|limit| end <= limit)
 }
@@ -192,8 +193,9 @@ fn number(descriptor: &impl AsFd) -> i32 {
     descriptor.as_fd().as_raw_fd()
 }
 
-/// Registers functions that each `fork` of this process calls from now on: before it, after it in
-/// the parent, after it in the child. The child's must be safe in a signal handler.
+/// Registers functions that each `fork` of this process calls from now on: before the fork, after
+/// it in the parent, and after it in the child. The child's function must be safe in a signal
+/// handler.
 pub fn at_fork(
     prepare: Option<unsafe extern "C" fn()>,
     parent: Option<unsafe extern "C" fn()>,
@@ -214,10 +216,12 @@ pub fn raise_priority() -> io::Result<()> {
 }
 
 /// Gives the calling thread precedence over all threads that are not in real time (SCHED_RR, its
-/// lowest priority). The kernel lets such threads take memory when others must wait for it. This is
-/// for a thread that works only briefly. Errors: `PermissionDenied` without CAP_SYS_NICE.
+/// lowest priority). The kernel lets such threads take memory when other threads must wait for
+/// memory. This is for a thread that works only briefly. Errors: `PermissionDenied` without
+/// CAP_SYS_NICE.
 pub fn run_in_real_time() -> io::Result<()> {
-    // The kernel's structure has this one member. The C library is not used: musl refuses.
+    // The kernel's structure has this one member. This does not use the C library, because musl's
+    // function fails.
     let priority: i32 = 1;
     // SAFETY: the priority outlives the call; `who` 0 is the calling thread.
     let done = unsafe {
@@ -233,13 +237,13 @@ pub fn spare_from_oom() -> io::Result<()> {
 }
 
 /// Undoes [`spare_from_oom`], which child processes inherit. Errors: `PermissionDenied` if the
-/// process lacks CAP_SYS_RESOURCE and this was not in force before.
+/// process lacks CAP_SYS_RESOURCE and was not spared before.
 pub fn do_not_spare_from_oom() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "0")
 }
 
-/// Waits for children that have ended. Only this process can, also for those that the program
-/// before an `exec` has started.
+/// Waits for children that have ended, including those that were started before this process's last
+/// `exec`. No other process can wait for them.
 pub fn reap_children() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
 }
@@ -268,7 +272,7 @@ pub fn has_ended(pid: i32) -> bool {
 }
 
 /// True if a process has the memory of its parent, not a copy (`CLONE_VM`). Never true where the
-/// kernel does not let this process compare them.
+/// kernel does not let this process compare the two.
 pub fn has_parents_memory(pid: i32) -> bool {
     /// KCMP_VM of the kernel.
     const MEMORY: i32 = 1;
@@ -281,7 +285,7 @@ pub fn has_parents_memory(pid: i32) -> bool {
 }
 
 /// True if two threads have different tables of descriptors. Never true where the kernel does not
-/// compare them.
+/// compare these.
 pub fn has_other_descriptors(thread: i32, other: i32) -> bool {
     /// KCMP_FILES of the kernel.
     const FILES: i32 = 2;
@@ -291,7 +295,8 @@ pub fn has_other_descriptors(thread: i32, other: i32) -> bool {
 
 /// True if any thread of the process with this number has memory. Such a thread may execute code,
 /// or the kernel may write to the memory for it. A killed thread first gives up its memory, and
-/// then closes its files, which may take for ever. So this may be false long before [`is_gone`].
+/// then closes its files, which may take for ever. So this may become false long before [`is_gone`]
+/// becomes true.
 pub fn has_memory(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let stats = tasks.flatten().filter_map(|task| read_stat(task.path()));
@@ -308,8 +313,8 @@ pub fn has_memory(pid: i32) -> bool {
     threads.is_some_and(|(bytes, threads)| bytes != 0 || threads > seen)
 }
 
-/// True if the first thread of a process has given up its memory, or there is no such process: it
-/// has begun to end. Makes one check, where [`has_memory`] checks each thread.
+/// True if a process has begun to end: its first thread has given up its memory, or there is no
+/// such process. Makes one check, where [`has_memory`] checks each thread.
 pub fn is_ending(pid: i32) -> bool {
     let stat = read_stat(format!("/proc/{pid}").into());
     stat.and_then(|stat| memory_and_threads(&stat)).is_none_or(|(bytes, _)| bytes == 0)
@@ -345,7 +350,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Its present activity; `None` when there is no such process.
+    /// The present activity of a process; `None` when there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
@@ -384,8 +389,8 @@ pub fn tree(pid: i32) -> Vec<i32> {
 }
 
 /// Asks the kernel to swap out a range of another process' addresses (Linux 5.10). Errors:
-/// `PermissionDenied` without CAP_SYS_NICE or the right to trace it; `InvalidInput` for locked
-/// memory; `OutOfMemory` where nothing is mapped; ESRCH: it is gone.
+/// `PermissionDenied` without CAP_SYS_NICE or the right to trace the process; `InvalidInput` for
+/// locked memory; `OutOfMemory` where nothing is mapped; ESRCH when the process is gone.
 pub fn page_out(pid: i32, range: std::ops::Range<usize>) -> io::Result<()> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
@@ -417,7 +422,7 @@ pub fn resident_bytes(pid: i32) -> Option<u64> {
     resident_and_shared(&format!("/proc/{pid}/statm")).map(|[resident, _]| resident)
 }
 
-/// Its anonymous memory that is not shared, in bytes.
+/// Anonymous memory of a process that is not shared, in bytes.
 pub fn anonymous_bytes(pid: i32) -> Option<u64> {
     unshared(&format!("/proc/{pid}/statm"))
 }
@@ -430,8 +435,8 @@ pub fn call_filters(pid: i32) -> u32 {
     filters.max(u32::from(mode == 1))
 }
 
-/// [`anonymous_bytes`] of this process, also after its first thread, which `/proc/self` names, has
-/// ended.
+/// [`anonymous_bytes`] of this process. This works also after the first thread, which `/proc/self`
+/// names, has ended.
 pub fn own_anonymous_bytes() -> Option<u64> {
     unshared("/proc/thread-self/statm")
 }
@@ -447,8 +452,8 @@ pub fn own_shared_bytes() -> Option<u64> {
     Some(sum(&sums, "Anonymous:")?.saturating_sub(sum(&sums, "Pss_Anon:")?))
 }
 
-/// Anonymous memory of a process in bytes; a page of several processes counts in parts. The kernel
-/// visits each page for this.
+/// Anonymous memory of a process in bytes; a page that several processes share counts in part for
+/// each. The kernel visits each page for this.
 pub fn anonymous_part_bytes(pid: i32) -> Option<u64> {
     let sums = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     sum(&sums, "Pss_Anon:")
@@ -561,7 +566,7 @@ mod tests {
         let pid = child.id() as i32;
         assert!(has_memory(pid));
         kill(pid, libc::SIGKILL).unwrap();
-        // The process stays a zombie until then.
+        // The process stays a zombie until its parent waits for it.
         let began = std::time::Instant::now();
         while has_memory(pid) {
             assert!(began.elapsed().as_secs() < 60, "it does not end");

@@ -14,17 +14,17 @@ const CHUNK_PAGES: usize = 512;
 pub struct PageState(u64);
 
 impl PageState {
-    /// It is in memory.
+    /// True if the page is in memory.
     pub fn is_present(self) -> bool {
         self.0 & 1 << 63 != 0
     }
 
-    /// It is swapped.
+    /// True if the page is swapped out.
     pub fn is_swapped(self) -> bool {
         self.0 & 1 << 62 != 0
     }
 
-    /// It is of a file, or of memory that is shared.
+    /// True if the page is of a file, or of shared memory.
     pub fn is_of_file(self) -> bool {
         self.0 & 1 << 61 != 0
     }
@@ -45,8 +45,8 @@ pub struct ProcessPages {
 }
 
 impl ProcessPages {
-    /// Gives each page of a mapping that is in memory or swapped. One that the process has just
-    /// unmapped is left out. Errors: of the states, and of `each`.
+    /// Calls `each` for each page of a mapping that is in memory or swapped out, except pages that
+    /// the process has just unmapped. Errors: those of reading the states, and those of `each`.
     pub fn read(
         &self,
         range: Range<usize>,

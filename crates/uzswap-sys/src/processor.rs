@@ -1,5 +1,5 @@
 //! The processor: **the one place** with its instructions, and with its registers as a signal
-//! stores them. A file for each kind, with the same functions.
+//! stores them. There is a file for each kind of processor, with the same functions.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -26,7 +26,7 @@ pub(crate) struct Cause {
     pub(crate) is_fetch: bool,
     /// Denied by a protection key (`pkey_mprotect`).
     pub(crate) is_by_key: bool,
-    /// The address of the instruction that made it.
+    /// The address of the instruction that made the access.
     pub(crate) instruction: usize,
 }
 

@@ -17,7 +17,7 @@ pub struct Secret<T> {
 
 impl<T> Secret<T> {
     /// Moves the result of `make` into memory of its own, and overwrites the stack that `make`
-    /// used. Fails without memory, without memory that may be locked (`RLIMIT_MEMLOCK`), or if
+    /// used. Fails if there is no memory, if no more memory may be locked (`RLIMIT_MEMLOCK`), or if
     /// `make` fails.
     pub fn try_new(make: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         const { assert!(!std::mem::needs_drop::<T>(), "it is forgotten, not dropped") };
@@ -36,7 +36,7 @@ impl<T> Secret<T> {
         self.memory.keep_on_fork()
     }
 
-    /// Called in such a process: locks its copy, too. Errors: as above.
+    /// Called in a forked process: locks its copy, too. Errors: as of [`Self::try_new`].
     pub fn lock_again(&self) -> io::Result<()> {
         self.memory.lock()
     }

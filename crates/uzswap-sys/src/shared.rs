@@ -1,7 +1,7 @@
 //! Memory that outlives the process that uses it: a file without a name, mapped.
 //!
-//! It exists while any process has the descriptor. Only populated pages take memory, so its size
-//! can be that of the largest possible content.
+//! The memory exists while any process has the descriptor. Only populated pages take memory, so its
+//! size can be that of the largest possible content.
 
 use crate::map::{Mapping, PAGE_BYTES};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
@@ -16,13 +16,14 @@ pub fn create(name: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?)
 }
 
-/// Creates shared memory that the kernel never swaps out, even if no process has locked it. It is
-/// for a process that serves swapping and may be killed. It is on a file system of its own, which
-/// is removed with it. Fails before Linux 6.4; with `PermissionDenied` without CAP_SYS_ADMIN.
+/// Creates shared memory that the kernel never swaps out, even if no process has locked it. This is
+/// for a process that serves swapping and may be killed. The memory is on a file system of its own,
+/// which is removed with it. Fails before Linux 6.4, and with `PermissionDenied` without
+/// CAP_SYS_ADMIN.
 pub fn create_unswappable() -> io::Result<OwnedFd> {
     let setup = mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     mount::fsconfig_set_flag(setup.as_fd(), "noswap")?;
-    // The machine's limit alone.
+    // No limit but the machine's.
     mount::fsconfig_set_string(setup.as_fd(), "size", "0")?;
     mount::fsconfig_set_string(setup.as_fd(), "mode", "700")?;
     // Huge pages on request, for any default of the machine. An error means that this kernel has no
@@ -86,7 +87,7 @@ impl SharedMemory {
     }
 
     /// Asks for huge pages in a part. A file of [`create_unswappable`] has huge pages where the
-    /// kernel finds some: then a huge page is populated whole.
+    /// kernel finds some. A huge page is populated whole.
     pub fn prefer_huge(&self, offset: usize, bytes: usize) {
         self.mapping.prefer_huge(offset, bytes);
     }
@@ -173,7 +174,7 @@ mod tests {
     fn a_file_that_is_never_swapped_has_no_name_and_no_limit() {
         let file = match create_unswappable() {
             Ok(file) => file,
-            // Not as root, or before Linux 6.4.
+            // The test does not run as root, or the kernel is older than Linux 6.4.
             Err(_) => return,
         };
         let memory = SharedMemory::map(file, 1 << 40).unwrap();
@@ -197,8 +198,8 @@ mod tests {
         unsafe { at(&memory, (1 << 30) + PAGE_BYTES).write(7) };
         drop(memory);
         let memory = SharedMemory::map(again, 1 << 40).unwrap();
-        // Volatile, because the compiler is told that the call changes no memory. SAFETY: as above;
-        // no code relies on the released content.
+        // The reads are volatile, because the compiler is told that the call changes no memory.
+        // SAFETY: as above; no code relies on the released content.
         unsafe {
             assert_eq!(at(&memory, (1 << 30) + PAGE_BYTES).read_volatile(), 7);
             memory.release(1 << 30, 2 * PAGE_BYTES).unwrap();

@@ -18,8 +18,8 @@ pub struct Described<'a> {
     pub key: u32,
     /// Bytes of it that are in memory, or that the kernel has swapped out.
     pub page_bytes: u64,
-    /// Bytes of it that are in memory and of no file. Of a private mapping of a file they are those
-    /// that were changed.
+    /// Bytes of it that are in memory and of no file. In a private mapping of a file, these are the
+    /// changed pages.
     pub anonymous_bytes: u64,
     /// Bytes that the kernel may drop at any time (`MADV_FREE`).
     pub lazily_free_bytes: u64,
@@ -34,15 +34,16 @@ impl Described<'_> {
 
 const PATH: &str = "/proc/thread-self/smaps";
 
-/// The text of all mappings of this process. By the calling thread: `/proc/self` is the first
-/// thread's, and shows no memory once that thread has ended.
+/// The text of all mappings of this process. Read by the calling thread's name: `/proc/self` is the
+/// first thread's folder, and shows no memory once that thread has ended.
 ///
-/// Errors: `NotFound` where `/proc` is not mounted, or where the kernel was built without it.
+/// Errors: `NotFound` where `/proc` is not mounted, or where the kernel was built without this
+/// file.
 pub fn read() -> io::Result<String> {
     fs::read_to_string(PATH)
 }
 
-/// Errors: [`read`] would fail, and why.
+/// Fails where [`read`] would fail, with the same error.
 pub fn check() -> io::Result<()> {
     fs::File::open(PATH).map(drop)
 }

@@ -1,10 +1,10 @@
 //! Stacks for signal handlers. They are made ahead, and each serves one fault at a time.
 //!
 //! A handler runs on the stack of the thread that faulted, or on its alternate one (`sigaltstack`).
-//! Either may have only a few KiB. The kernel's frame takes up to three of them, and a page from
-//! the backing takes 24 more. So a handler works on one of these stacks. They belong to the
-//! process, not to threads. So no thread has to register, and only as many stacks take memory as
-//! there are simultaneous faults.
+//! Either may have only a few KiB. The kernel's frame takes up to 3 KiB, and a page from the
+//! backing takes 24 more. So a handler works on one of the stacks of this file. They belong to the
+//! process, not to threads. So no thread has to register, and the number of stacks that take memory
+//! is that of simultaneous faults.
 
 use crate::cpu;
 use crate::map::{Mapping, PAGE_BYTES};
@@ -31,10 +31,10 @@ pub struct Stacks {
 struct Taken(AtomicBool);
 
 impl Stacks {
-    /// Reserves them; they take memory when they are used.
+    /// Reserves the stacks, which take memory when they are used.
     pub fn new() -> io::Result<Self> {
         let memory = Mapping::for_pages(COUNT * BYTES, PAGE_BYTES)?;
-        // A forked child has faults, too.
+        // A forked child also serves faults, and inherits the stacks.
         memory.set_inherited(0, memory.len(), true)?;
         (0..COUNT).try_for_each(|at| memory.forbid(at * BYTES, PAGE_BYTES))?;
         Ok(Self { memory, taken: std::array::from_fn(|_| Taken::default()) })
@@ -61,7 +61,7 @@ impl Stacks {
         (start..start + self.memory.len()).contains(&(&raw const here as usize))
     }
 
-    /// Most likely the stack that this CPU used last, which is in its caches.
+    /// Takes most likely the stack that this CPU used last, which is in its caches.
     fn take(&self) -> Option<usize> {
         let here = cpu::current();
         let order = (here..here + COUNT).map(|at| at % COUNT);
@@ -79,8 +79,8 @@ impl Stacks {
 }
 
 /// Bytes above its return address that a function may read: its arguments on the stack, or their
-/// places. The last function, reached by a tail call, may read them, too: the C library's `syscall`
-/// reads a seventh argument, passed or not.
+/// places. A function that is reached by a tail call may read these bytes, too: the C library's
+/// `syscall` reads a seventh argument, passed or not.
 const ARGUMENTS: usize = 64;
 
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {

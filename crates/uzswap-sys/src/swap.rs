@@ -48,8 +48,9 @@ pub fn on(device: &Path, priority: u16) -> io::Result<()> {
     check(unsafe { libc::swapon(path.as_ptr(), flags) })
 }
 
-/// Reads everything back from `device` and switches swapping to it off. It may take long. A signal
-/// makes it fail, and the area stays on. Errors: `OutOfMemory` when its pages do not fit in memory.
+/// Reads everything back from `device` and switches swapping to it off. This may take long. A
+/// signal makes the call fail, and the area stays on. Errors: `OutOfMemory` when the area's pages
+/// do not fit in memory.
 pub fn off(device: &Path) -> io::Result<()> {
     let path = c_path(device)?;
     // SAFETY: the path is a C string that outlives the call.

@@ -2,15 +2,16 @@
 //!
 //! Commands to `/dev/ublk-control` make, start and remove devices ([`Control`]). Each device has a
 //! character device, over which one thread takes requests and answers them ([`Queue`]). Each
-//! command that asks for a request passes a buffer to the kernel. The buffer has the data to write
-//! when the command completes; data that were read go with the next command. A buffer belongs to
-//! the kernel while its [`Io`] is in the queue, and otherwise to the [`Io`]'s holder.
+//! command that asks for a request passes a buffer to the kernel. For a write, the buffer has the
+//! data when the command completes. For a read, the next command passes the data in the buffer. A
+//! buffer belongs to the kernel while its [`Io`] is in the queue, and otherwise to the [`Io`]'s
+//! holder.
 //!
-//! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would remove it under a
-//! swap area when the server is killed, and an area without a device cannot be switched off.
-//! Another server takes it over ([`Control::take_over`]). If that server continues with the first
-//! server's pages, the kernel sends it again the requests that the first had taken but not answered
-//! (`USER_RECOVERY_REISSUE`).
+//! A device outlives its server (`USER_RECOVERY`). Otherwise the kernel would remove the device
+//! under a swap area when the server is killed, and an area without a device cannot be switched
+//! off. Another server takes the device over ([`Control::take_over`]). If that server continues
+//! with the first server's pages, the kernel sends it again the requests that the first had taken
+//! but not answered (`USER_RECOVERY_REISSUE`).
 //!
 //! Numbers and layouts are those of <linux/ublk_cmd.h>.
 
@@ -30,16 +31,17 @@ const CONTROL: &str = "/dev/ublk-control";
 /// Bytes of a sector, the unit of the interface.
 const SECTOR_BYTES: u64 = 512;
 
-/// Device flags. Another server may take over from a dead one. The kernel sends the requests that
-/// the dead server had taken to the other again, instead of failing them. Since 6.13: requests that
-/// arrive without a server fail too, instead of waiting for the next server.
+/// Device flags. The first: another server may take over from a dead one. The second: the kernel
+/// sends the requests that the dead server had taken again, to the new server, instead of failing
+/// them. The third, since 6.13: requests that arrive without a server fail too, instead of waiting
+/// for the next server.
 const USER_RECOVERY: u64 = 1 << 3;
 const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
 const CMD_IOCTL_ENCODE: u64 = 1 << 6;
 
-/// The device's `server_flags`, which the kernel only keeps. (Its server's number is useless: it is
-/// gone when the server is.)
+/// The device's `server_flags`, which the kernel only keeps. (The number of the server's process
+/// would be useless: the kernel forgets it when the server ends.)
 ///
 /// ```text
 /// 63           32 31             0
@@ -158,7 +160,7 @@ pub struct Shape {
     /// Its size.
     pub bytes: u64,
     /// True if another server continues after the device's server dies. Otherwise requests fail
-    /// then.
+    /// after its death.
     pub outlives_server: bool,
     /// The maximum number of requests under way.
     pub depth: u16,
@@ -190,9 +192,9 @@ pub fn path(id: u32) -> PathBuf {
 
 /// Sets the time after which the kernel checks requests of a device without an answer. Up to Linux
 /// 6.14 only this check shows the kernel that a server which had all requests was killed. (If the
-/// kernel still has requests, it notices by those.) By default it checks after 30 s. The call waits
-/// until every request has its answer, also when this process is killed, so the server must not
-/// call it. Fails if sysfs is read-only, as in containers.
+/// kernel still has commands of the server's, it notices by those.) By default the kernel checks
+/// after 30 s. This call waits until every request has its answer, even if this process is killed,
+/// so the server must not make it. Fails if sysfs is read-only, as in containers.
 pub fn set_timeout(id: u32, timeout: Duration) -> io::Result<()> {
     std::fs::write(timeout_file(id), timeout.as_millis().to_string())
 }
@@ -209,14 +211,14 @@ fn timeout_file(id: u32) -> String {
     format!("/sys/block/ublkb{id}/queue/io_timeout")
 }
 
-/// The device at a path like that.
+/// The number of the device at such a path.
 pub fn id(path: &Path) -> Option<u32> {
     path.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
 }
 
 /// All devices, of any program.
 pub fn all() -> Vec<u32> {
-    // No folder: the kernel has no ublk.
+    // Without this folder, the kernel has no ublk.
     let entries = std::fs::read_dir("/sys/class/ublk-char").into_iter().flatten().flatten();
     let number = |name: &str| name.strip_prefix("ublkc")?.parse().ok();
     entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect()
@@ -227,7 +229,7 @@ pub fn check() -> io::Result<()> {
     File::options().read(true).write(true).open(CONTROL).map(drop)
 }
 
-/// The control device, with a ring for commands to it: it takes no ioctl.
+/// The control device, with a ring for commands to it, since it takes no ioctl.
 pub struct Control {
     ring: IoUring<squeue::Entry128>,
     file: File,
@@ -241,8 +243,8 @@ pub struct Control {
 type Structure = [u64; 8];
 
 impl Control {
-    /// Opens it. Errors: `NotFound` where the kernel has no ublk, or its module is not loaded;
-    /// `PermissionDenied`, also where io_uring is forbidden.
+    /// Opens the control device. Errors: `NotFound` where the kernel has no ublk, or its module is
+    /// not loaded; `PermissionDenied`, also where io_uring is forbidden.
     pub fn open() -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(CONTROL)?;
         let mut control = Self::of_file(file, true)?;
@@ -259,7 +261,7 @@ impl Control {
     }
 
     /// Sends one command and returns its answer. The command reads or writes `structure`. Errors:
-    /// the kernel's; once io_uring has failed to answer, that error for every further command.
+    /// the kernel's. Once io_uring has failed to answer, every further command returns that error.
     fn ask<T: Copy>(
         &mut self,
         command: Command,
@@ -365,7 +367,7 @@ impl Control {
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if set.is_err() {
-            // The first error is returned.
+            // This function returns the first error, not this one.
             let _ = self.delete(id);
         }
         set.map(|()| id)
@@ -433,7 +435,7 @@ impl Control {
         self.ask(Command::StopDev, id, &mut (), [0; 2])
     }
 
-    /// Frees its number; waits until its server has closed it.
+    /// Frees the device's number; waits until its server has closed the device.
     pub fn delete(&mut self, id: u32) -> io::Result<()> {
         self.ask(Command::DelDev, id, &mut (), [0; 2])
     }
@@ -466,7 +468,7 @@ impl Handover {
 fn outcome(answer: i32) -> io::Result<()> {
     match answer {
         0.. => Ok(()),
-        // The kernel's own number for "not supported", which others do not know.
+        // The kernel's internal number for "not supported", which the C library does not know.
         -524 => Err(io::ErrorKind::Unsupported.into()),
         error => Err(io::Error::from_raw_os_error(-error)),
     }

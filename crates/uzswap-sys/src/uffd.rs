@@ -116,8 +116,8 @@ impl Uffd {
         Ok(Self { fd, features: wanted, pagemap, stop })
     }
 
-    /// Opens it anew under the same descriptors, with nothing registered: in a forked child, whose
-    /// descriptors are of the parent's memory.
+    /// Opens it anew under the same descriptors, with nothing registered, in a forked child: the
+    /// inherited descriptors are of the parent's memory.
     pub fn renew(&self) -> io::Result<()> {
         let is_signal = self.features & u64::from(raw::UFFD_FEATURE_SIGBUS) != 0;
         let delivery = if is_signal { Delivery::Signal } else { Delivery::Message };
@@ -192,19 +192,19 @@ impl Uffd {
         request(&self.fd, ioctl::UFFDIO_ZEROPAGE, &mut zero)
     }
 
-    /// Moves pages from `from` to absent ones at `to` without a copy; the pages at `from` are
-    /// absent afterwards. Each page moves atomically: a thread that accesses it then finds it at
-    /// one of the two places. Wakes no thread.
+    /// Moves pages from `from` to the places of absent pages at `to`, without a copy. The pages at
+    /// `from` are absent afterwards. Each page moves atomically: a thread finds it at one of the
+    /// two places at any time. Wakes no thread.
     ///
-    /// Returns the bytes moved, with the error that ended it early. It is `EBUSY` for a page that
-    /// something else refers to (a direct transfer, a forked process). It is `ENOENT` for an absent
-    /// page, and `EEXIST` for a page that is at `to` already.
+    /// Returns the bytes moved, with the error if an error ended the move early. The error is
+    /// `EBUSY` for a page to which something else refers (a direct transfer, a forked process). It
+    /// is `ENOENT` for an absent page, and `EEXIST` for a page that is at `to` already.
     ///
-    /// Since 6.18 the kernel loses count of pages. A page may change during the move: it is being
-    /// migrated, or is accessed for the first time since the kernel's last check. Then the kernel
-    /// starts again and moves the page. It then takes its own earlier `EAGAIN` for the outcome,
-    /// starts once more, and answers `EEXIST`. This function counts such pages by checking both
-    /// places.
+    /// Since 6.18 the kernel may count a moved page wrongly. A page may change during its move: it
+    /// is being migrated, or is accessed for the first time since the kernel's last check. Then the
+    /// kernel starts again, and moves the page, but takes its own earlier `EAGAIN` for the outcome.
+    /// So it starts once more, and answers `EEXIST`. This function counts such pages by checking
+    /// both places.
     ///
     /// # Safety
     /// Both ranges are private anonymous mappings of the caller, `to` within a registered one. No
@@ -298,7 +298,7 @@ impl Uffd {
         Ok(Message::Fault(Fault { address: word(16) as usize, is_write, instruction: 0 }))
     }
 
-    /// Makes all threads return that wait in [`Self::next`], until [`Self::go_on`].
+    /// Makes all threads that wait in [`Self::next`] return, now and until [`Self::go_on`].
     pub fn stop(&self) {
         // The counter of the eventfd cannot overflow by one.
         let _ = self.stop.as_ref().map(|stop| rustix::io::write(stop, &1u64.to_ne_bytes()));
@@ -397,9 +397,9 @@ mod tests {
         assert_eq!((region.as_slice()[0], region.as_slice()[PAGE_BYTES]), (7, 0));
     }
 
-    /// Fails without [`Uffd::was_moved`] on Linux 6.18 and later with an Intel processor. With an
-    /// AMD processor only pages that are being migrated show the error, and a test of the regions
-    /// has those.
+    /// Without [`Uffd::was_moved`] this test fails on Linux 6.18 and later with an Intel processor.
+    /// With an AMD processor only pages that are being migrated show the error, and a test of the
+    /// regions covers these.
     #[test]
     fn pages_that_are_looked_at_while_they_move_are_counted() {
         const PAGES: usize = 64;
@@ -441,8 +441,8 @@ mod tests {
             done.store(true, Relaxed);
             uffd.stop();
             for page in (at[0]..at[0] + PAGES * PAGE_BYTES).step_by(PAGE_BYTES) {
-                // Lets the reader end where pages are missing. An error means that the page is
-                // present.
+                // Brings in missing pages, so that the reader can end. An error means that the page
+                // is present.
                 let _ = uffd.zero(page..page + PAGE_BYTES);
             }
             assert!(short.is_empty(), "{short:?}");

@@ -5,17 +5,18 @@ use libc::{c_int, sigaction as Action};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
-/// The maximum number of handlers that are kept for a signal. A further one replaces the last.
+/// The maximum number of handlers that are kept for a signal. A further handler replaces the last.
 const HANDLERS_MAX: usize = 8;
 
 /// The program's handlers of a signal. The first is the handler that the program had before us or
-/// has set since. The others were set without our knowledge. Each of them takes our handler for its
-/// predecessor, and may pass a signal on to us. We then pass the signal to its predecessor in this
-/// list.
+/// has set since. The others were set without our knowledge. Each of these takes our handler for
+/// its predecessor, and may pass a signal on to us. We then pass the signal to that handler's
+/// predecessor in this list.
 pub struct Handlers {
     pub all: [Handler; HANDLERS_MAX],
     pub count: AtomicUsize,
-    /// The thread that runs one of those others, and the handler: thread × 256 + index + 1.
+    /// The thread that runs a handler that was set without our knowledge, and the handler: thread ×
+    /// 256 + index + 1.
     pub passing: AtomicU64,
 }
 
@@ -64,8 +65,8 @@ impl Handler {
         Self(Versioned::zeros())
     }
 
-    /// The caller blocks signals. Otherwise a handler could wait for the thread that it
-    /// interrupted.
+    /// The caller blocks signals. Otherwise a signal handler could interrupt the caller, and then
+    /// wait for it.
     pub fn set(&self, action: &Action) {
         let is_in = |signal: &c_int| {
             // SAFETY: a set, and a signal.

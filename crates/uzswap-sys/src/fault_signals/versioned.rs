@@ -16,7 +16,7 @@ impl<const WORDS: usize> Versioned<WORDS> {
     }
 
     /// Replaces the words. No handler that calls this or [`Self::get`] may interrupt the caller,
-    /// because it would wait for its own thread.
+    /// because the handler would wait for its own thread.
     pub fn set(&self, words: [u64; WORDS]) {
         let mut version = self.version.load(Relaxed);
         loop {

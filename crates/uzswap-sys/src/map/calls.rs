@@ -24,8 +24,8 @@ pub fn map_file(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<N
     NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Reserves inaccessible addresses: if the program locks new mappings, the kernel would bring all
-/// of an accessible one in.
+/// Reserves inaccessible addresses: if the program locks new mappings, the kernel would bring in
+/// all pages of an accessible mapping.
 pub fn map_for_pages(bytes: usize, align: usize) -> io::Result<NonNull<u8>> {
     assert!(align.is_power_of_two() && align >= PAGE_BYTES);
     let (flags, whole) = (MapFlags::PRIVATE | MapFlags::NORESERVE, bytes + align);

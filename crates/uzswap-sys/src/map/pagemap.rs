@@ -16,21 +16,21 @@ fn is_page(word: u64) -> bool {
     word & PRESENT_OR_SWAPPED != 0 && word & GUARD == 0
 }
 
-/// The kernel's information about pages of this process. It is opened by the thread's name:
-/// `/proc/self` is the first thread's, and shows no memory once that thread has ended.
+/// The kernel's information about pages of this process. The file is opened by the calling thread's
+/// name: `/proc/self` is the first thread's folder, and shows no memory once that thread has ended.
 #[derive(Debug)]
 pub struct Pagemap(OwnedFd);
 
 impl Pagemap {
-    /// Opens it. Safe in a signal handler. Errors: `NotFound` where `/proc` is not mounted.
+    /// Opens the file. Safe in a signal handler. Errors: `NotFound` where `/proc` is not mounted.
     pub fn open() -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = rustix::fs::open(c"/proc/thread-self/pagemap", flags, Mode::empty())?;
         Ok(Self(crate::process::out_of_the_way(file)?))
     }
 
-    /// Opens it anew under the same descriptor: in a forked child, whose descriptor is of the
-    /// parent's memory.
+    /// Opens the file anew under the same descriptor, in a forked child: the inherited descriptor
+    /// shows the parent's memory.
     pub fn renew(&self) -> io::Result<()> {
         let new = Self::open()?;
         crate::process::take_place(&new.0, &self.0)
@@ -102,19 +102,19 @@ pub struct Scanned {
     runs: [raw::page_region; RUNS],
     /// The runs that were found but not passed yet.
     found: Range<usize>,
-    /// All pages before this address are among them, or were passed.
+    /// All pages before this address are among the found ones, or were passed.
     walked: usize,
     excluded: u32,
 }
 
 impl Scanned {
-    /// Over pages, guards among them.
+    /// A walk over pages, guards among them.
     pub fn all() -> Self {
         let none = raw::page_region { start: 0, end: 0, categories: 0 };
         Self { runs: [none; RUNS], found: 0..0, walked: 0, excluded: 0 }
     }
 
-    /// Over pages but the kernel's page of zeros.
+    /// A walk over all pages but the kernel's page of zeros.
     pub fn but_zeros() -> Self {
         Self { excluded: raw::PAGE_IS_PFNZERO, ..Self::all() }
     }

@@ -1,16 +1,16 @@
 //! Chooses the places of our mappings in a program that does not know of them.
 //!
-//! The kernel puts a mapping into the highest hole that has room for it. A program may be about to
-//! map there again: memory that it has given back for a moment, or that its child does not inherit.
-//! So ours lie where neither the kernel nor a program maps memory by itself.
+//! The kernel puts a mapping into the highest hole that has room for it. The program may be about
+//! to map memory in that hole again: memory that it has unmapped for a moment, or that its child
+//! does not inherit. So ours lie where neither the kernel nor a program maps memory by itself.
 
 use super::PAGE_BYTES;
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Below it are programs of fixed addresses, and allocators that choose theirs by chance (V8's are
-/// below 2^46). Beyond [`END`] are the stacks of the library that loads this one
+/// Below this are programs of fixed addresses, and memory of allocators that choose addresses by
+/// chance (V8 chooses below 2^46). Beyond [`END`] are the stacks of the library that loads this one
 /// (`uzswap_tree::front`), then other programs with their heaps, libraries and stacks.
 const START: usize = 0x4000_0000_0000;
 /// The end of the addresses at which our mappings are placed.
@@ -27,7 +27,7 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 pub fn set_apart() {
     const UNIT: usize = 64 << 10;
     let chance = (&raw const NEXT as usize / PAGE_BYTES) % ((END - START) / UNIT);
-    // Once: an error means that it was done.
+    // Done once: an error means that an earlier call has done it.
     let _ = NEXT.compare_exchange(0, START + chance * UNIT, Relaxed, Relaxed);
 }
 

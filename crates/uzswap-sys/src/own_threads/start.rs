@@ -1,13 +1,14 @@
 //! Starts threads of ours, on stacks of ours.
 //!
-//! The C library maps a stack where the kernel has the highest hole. The program may be about to
-//! map there again ([`place`](crate::map::place)). So ours are mappings of our own, with a guard
-//! page below. They are never unmapped: a new thread gets the stack of a thread that has ended.
+//! The C library maps a stack in the highest hole, where the program may be about to map memory
+//! again ([`place`](crate::map::place)). So our threads' stacks are mappings of our own, with a
+//! guard page below. They are never unmapped: a new thread gets the stack of a thread that has
+//! ended.
 //!
 //! A child has the stacks of its parent's threads. The C library lists those threads, in their
-//! blocks at the end of the stacks. After its `fork` it no longer lists them, so the child's
-//! threads get these stacks. In a child that was made past `fork` the C library still lists them,
-//! so we do not use their stacks again.
+//! blocks at the end of the stacks. In a child made by its `fork` the C library no longer lists
+//! them, so the child's threads get these stacks. In a child made past `fork` it still lists them,
+//! so we do not use these stacks again.
 
 use super::{of_own_process, of_process};
 use crate::map::{Mapping, PAGE_BYTES};
@@ -20,11 +21,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Further threads at the same time have stacks of the C library's.
+/// The most stacks of ours. Further threads at the same time have stacks of the C library's.
 const MAX: usize = super::MAX;
 
-/// The number of times that a stack may be doubled: the C library refuses one without space for the
-/// variables of all libraries.
+/// The number of times that we may double a stack's size: the C library refuses a stack without
+/// space for the variables of all libraries.
 const DOUBLINGS: u32 = 6;
 
 /// A stack, and the thread that uses it.
@@ -32,7 +33,7 @@ const DOUBLINGS: u32 = 6;
 struct PooledStack {
     /// The process that uses it, in the form of [`of_process`], or [`FREE`].
     user: AtomicU64,
-    /// Above its guard page.
+    /// Its start, above its guard page.
     start: AtomicUsize,
     /// 0 before a stack is mapped.
     bytes: AtomicUsize,
@@ -139,7 +140,7 @@ extern "C" fn begin(work: *mut c_void) -> *mut c_void {
 }
 
 impl Started {
-    /// Waits for its end.
+    /// Waits for the thread's end.
     pub fn join(self) {
         // SAFETY: joined here only. It is not a parent's thread, since a child forgets those.
         unsafe { libc::pthread_join(self.thread as pthread_t, ptr::null_mut()) };
@@ -213,7 +214,7 @@ impl PooledStack {
         is_taken
     }
 
-    /// Maps it for good.
+    /// Maps the stack for good.
     fn map(&self, bytes: usize) -> io::Result<()> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES);
         let mapping = Mapping::reserved(PAGE_BYTES + bytes)?;
@@ -225,7 +226,7 @@ impl PooledStack {
     }
 }
 
-/// Makes children reuse their parent's stacks. Once.
+/// Makes children reuse their parent's stacks. Called once.
 fn watch_forks() -> io::Result<()> {
     static ARE_WATCHED: AtomicBool = AtomicBool::new(false);
     /// The C library lists no thread but the calling one.
@@ -274,7 +275,7 @@ mod tests {
         assert!(!range(stack).contains(&other));
         second.join();
         first.leave();
-        // Some time later the first thread has ended.
+        // Some time passes until the first thread has ended.
         let is_free = || {
             stack.free_if_ended();
             stack.user.load(SeqCst) == FREE

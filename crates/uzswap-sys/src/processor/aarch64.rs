@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn on_stack(
     )
 }
 
-/// `madvise`, by the C library: on this processor no calls are replaced. Returns 0 or a negative
+/// `madvise`, by the C library: on this processor uzswap replaces no calls. Returns 0 or a negative
 /// error number.
 ///
 /// # Safety
@@ -50,7 +50,7 @@ pub(crate) unsafe fn advise(start: usize, bytes: usize, advice: usize) -> isize 
     }
 }
 
-/// The kernel's records (`struct _aarch64_ctx`), the end of a context.
+/// Bytes of the kernel's records (`struct _aarch64_ctx`), at the end of a context.
 const RECORDS_BYTES: usize = 4096;
 const RECORDS_AT: usize = size_of::<libc::mcontext_t>() - RECORDS_BYTES;
 /// Before them are the address of the fault, x0 to x30, sp, pc and pstate; they begin at a multiple

@@ -22,7 +22,8 @@ pub(crate) unsafe extern "C" fn on_stack(
 ) {
     naked_asm!(
         ".cfi_startproc",
-        // A debugger takes a stack that lies elsewhere for a broken one, except below such a frame.
+        // A debugger mistakes a stack that lies elsewhere for a broken one, except below a frame
+        // with this mark.
         ".cfi_signal_frame",
         "push rbp",
         ".cfi_def_cfa_offset 16",
@@ -39,8 +40,8 @@ pub(crate) unsafe extern "C" fn on_stack(
     )
 }
 
-/// `madvise` without the C library, because a managed program's calls are replaced and this call is
-/// ours. Returns 0 or a negative error number.
+/// `madvise` without the C library, because uzswap replaces the C library's calls in a managed
+/// program, and must not see its own. Returns 0 or a negative error number.
 ///
 /// # Safety
 /// As of the advice.

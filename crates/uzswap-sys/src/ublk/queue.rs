@@ -158,7 +158,7 @@ pub struct Queue {
     device: File,
     /// The device file exists after the queue has fetched.
     descriptors: Option<Descriptors>,
-    /// Completions while it fetched.
+    /// Completions that arrived during the fetch.
     early: VecDeque<cqueue::Entry>,
     /// By tag: the requests that the kernel has.
     places: Box<[Option<Io>]>,
@@ -216,13 +216,13 @@ impl Queue {
         self.bell.clone()
     }
 
-    /// Asks for the first requests. From now on the calling thread serves. Fails if the kernel
-    /// refuses that.
+    /// Asks for the first requests. From now on the calling thread serves the device. Fails if the
+    /// kernel refuses that.
     ///
     /// This process may be killed at any point of this call, and then another process must be able
     /// to take the device over. So the call asks for all requests together, and maps the
-    /// descriptors afterwards. The kernel lets no other process map them before a new recovery. It
-    /// refuses that recovery if the previous server has not asked for all requests.
+    /// descriptors afterwards. The kernel lets no other process map the descriptors before a new
+    /// recovery, and refuses a recovery if the previous server has not asked for all requests.
     pub fn fetch(&mut self) -> io::Result<()> {
         for tag in 0..self.places.len() {
             self.push(tag, FETCH, 0);
@@ -233,7 +233,7 @@ impl Queue {
                 other => _ = other?,
             }
         }
-        // Some may be requests, if the device was taken over.
+        // Some completions may be requests, if the device was taken over.
         self.early = self.ring.completion().collect();
         if let Some(failed) = self.early.iter().find(|entry| entry.result() < 0) {
             return Err(io::Error::from_raw_os_error(-failed.result()));
@@ -317,13 +317,13 @@ impl Queue {
     /// Submits pending answers to the kernel.
     pub fn submit(&mut self) {
         if !self.ring.submission().is_empty() {
-            // After an error (a signal, a moment without memory) they stay, and the next call
-            // submits them.
+            // After an error (a signal, a moment without memory) the answers stay, and the next
+            // call submits them.
             let _ = self.ring.submit();
         }
     }
 
-    /// Submits answers to the kernel and waits for an event. It may return without one.
+    /// Submits answers to the kernel and waits for an event. May return without an event.
     pub fn wait(&mut self) {
         if !self.is_listening {
             let fd = types::Fd(self.bell.0.as_raw_fd());
