@@ -140,7 +140,6 @@ int main() { Shape<60> shape; shape.sort(); return shape.count(std::regex(\"a+b\
 
 /// The compiler is recorded at this size.
 const COMPILER_BYTES: u64 = 150 << 20;
-/// Bytes of the server's documents.
 const DOCUMENTS_BYTES: usize = 90 << 20;
 
 impl Program {

@@ -304,7 +304,6 @@ fn table(all: &[OnCorpus], bytes: fn(&Occupancy) -> f64) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// The times of loads, over all corpora.
 fn loads_table(all: &[OnCorpus]) -> Table {
     let turns = all.last().map_or(&[][..], |together| &together.turns);
     let ours = turns.iter().filter(|own| own.rounds.iter().any(|held| !held.loads_ns.is_empty()));

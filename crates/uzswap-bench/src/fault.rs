@@ -288,5 +288,4 @@ pub fn swapout(bench: &Bench, arguments: &FaultArguments) -> Result<Section, Fai
         .raw("turns", &turns)
 }
 
-/// Size of a page, MB.
 const PAGE_MB: f64 = 4096.0 / 1e6;

@@ -23,7 +23,6 @@ pub struct ServerConfig {
 impl ServerConfig {
     /// The best measured time to poll.
     pub const POLL: Duration = Duration::from_micros(100);
-    /// Threads that always exist.
     const THREADS_ALWAYS: usize = 6;
 
     /// The best measured settings for this many CPUs: see `server`.

@@ -41,7 +41,6 @@ const REQUEST_BYTES_MAX: usize = 256 << 10;
 /// The offset of a read's data: behind the request, which stays until it is answered.
 const DATA_AT: usize = PAGE_BYTES;
 
-/// Bytes of a thread's buffer.
 const BUFFER_BYTES: usize = DATA_AT + REQUEST_BYTES_MAX;
 
 const _: () = assert!(WRITE_OVERHEAD <= DATA_AT);

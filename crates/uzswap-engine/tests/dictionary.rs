@@ -16,7 +16,6 @@ const SETUP: Setup = Setup {
     compressor: "zstd",
 };
 
-/// Bytes of an object of the program.
 const OBJECT_BYTES: usize = 128;
 
 fn statistic(cache: &Cache, name: &str) -> u64 {

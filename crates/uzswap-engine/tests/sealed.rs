@@ -55,7 +55,6 @@ impl Made {
         }
     }
 
-    /// Loads many pages.
     fn load_many(&self, offsets: Range<u32>) -> Vec<Option<Page>> {
         let mut pages = vec![[0xcc; PAGE_BYTES]; offsets.len()];
         let mut loaded = Vec::new();

@@ -29,7 +29,6 @@ const RUNS: u64 = 16;
 const RUN: u32 = 256;
 const ROUNDS: u32 = 400;
 
-/// Bytes of an entry of the index.
 const ENTRY_BYTES: usize = 16;
 
 fn fill(offset: u32, round: u32, page: &mut [u8; PAGE_BYTES]) {

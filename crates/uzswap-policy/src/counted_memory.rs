@@ -27,7 +27,6 @@ const RECORD_UNIT: u64 = 16;
 /// The most bytes between two records that one read covers.
 const GAP_MAX: u64 = 32 << 10;
 
-/// The location of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PageLocation {
     Nowhere,

@@ -43,8 +43,8 @@ const HORIZON: u64 = 8;
 pub const TEND_EVERY: u64 = 64;
 
 /// The gain from a copy, relative to the gain from a page in its room: compressing takes 3 µs, a
-/// fault 10. A page that compresses to half its size takes half a page in the pool, so the room of
-/// one copy more holds it uncompressed.
+/// fault 10. If pages compress to half, it takes the room of one copy to hold one more page
+/// uncompressed.
 const COPY_WORTH: f32 = 0.3;
 
 /// The policies that a pager can follow: they need no more than its faults.

@@ -149,7 +149,6 @@ impl Leaf {
         line + (line..line + LINE).map(counts).sum::<usize>()
     }
 
-    /// The item that contains `point`.
     pub(crate) fn containing(&self, point: u64) -> Option<Item> {
         let slot = self.rank(point).checked_sub(1)?;
         (self.end(slot) > point).then(|| self.item(slot))

@@ -270,7 +270,6 @@ impl SkipList {
     }
 }
 
-/// The next leaf on a level.
 pub(crate) fn next_on<'g>(leaf: &Leaf, level: usize, pinned: &'g Guard) -> Option<LeafRef<'g>> {
     match level {
         0 => leaf.next.get(pinned),

@@ -6,7 +6,6 @@ use crate::event::{EVENT_BYTES, PROCESSES_MAX};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Bytes of the header.
 pub(crate) const HEADER_BYTES: usize = 128;
 
 const MAGIC: [u8; 8] = *b"uztrace\n";

@@ -204,7 +204,6 @@ pub fn predict(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result
         .raw("turns", &turns)
 }
 
-/// The counts of a setting.
 fn counted<'a>(counts: &'a LockCounts, setting: &LockSetting) -> Result<&'a [LockCount], Failure> {
     let is_it =
         |own: &&CountedSetting| own.codec == setting.codec && own.backing == setting.backing;

@@ -6,8 +6,9 @@
 //! that asks for the sum recounts marked groups and then adds up the rows, a thousand for a TiB.
 //!
 //! **No change is missed.** A segment's word is changed before its group is marked, and a mark is
-//! cleared before the words are read. All four accesses are sequentially consistent: a thread that
-//! finds a mark set has changed the word before the thread that clears the mark reads it.
+//! cleared before the words are read. All four accesses are sequentially consistent. So if a thread
+//! has changed a word and then finds the mark still set, the thread that clears the mark reads the
+//! changed word.
 
 use super::shape::Segment;
 use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};

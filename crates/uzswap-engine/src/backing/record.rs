@@ -23,9 +23,7 @@ use crate::ids::{Place, SwapEntry};
 use crate::object::{Extent, Form};
 use crate::page::PAGE_BYTES;
 
-/// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 16;
-/// Bytes of the longest record.
 pub(crate) const RECORD_BYTES_MAX: usize = HEADER_BYTES + PAGE_BYTES + size_of::<Tag>();
 
 const MARK: u8 = 0x5a;

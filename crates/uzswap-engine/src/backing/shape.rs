@@ -13,12 +13,10 @@ pub const SEGMENT_PAYLOAD_BYTES: usize = SEGMENT_BYTES - 256;
 pub(crate) const SLOT_BYTES: usize = 4096;
 /// Segments in a cluster, 2 MiB.
 pub(crate) const CLUSTER_SEGMENTS: usize = 8;
-/// Bytes of a cluster.
 pub(crate) const CLUSTER_BYTES: usize = CLUSTER_SEGMENTS * SEGMENT_BYTES;
 /// Slots that a CPU's cache takes or gives together: a word of a cluster's bits, or a segment.
 pub(super) const BATCH: usize = u64::BITS as usize;
 
-/// Slots in a cluster.
 pub(crate) const CLUSTER_SLOTS: usize = CLUSTER_SEGMENTS * BATCH;
 
 const _: () = assert!(BATCH * SLOT_BYTES == SEGMENT_BYTES);

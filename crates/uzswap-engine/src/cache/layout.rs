@@ -41,7 +41,6 @@ const HUGE_BYTES: usize = 2 << 20;
 /// pages waste little.
 const HUGE_KEYS: u32 = 1 << 22;
 
-/// Bytes of a table of tags.
 const TAGS_BYTES: usize = CLUSTER_SLOTS * size_of::<Tag>();
 
 /// Bytes of the descriptors that are made together.

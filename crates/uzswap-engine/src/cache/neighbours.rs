@@ -67,7 +67,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Loads as many pages, beginning with `first`, as one read of the backing can, and returns
+    /// Loads the run of pages that begins with `first`, by one read of the backing, and returns
     /// their number; 0 if there is no such run. The other `pages` may be overwritten.
     fn load_run(&self, first: SwapEntry, pages: &mut [Page]) -> usize {
         let view = self.index.view();

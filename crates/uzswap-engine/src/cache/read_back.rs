@@ -15,7 +15,6 @@ use crate::ids::SwapEntry;
 use crate::object::Extent;
 use crate::page::{Page, checksum_of, content_hash};
 
-/// An opened record.
 pub(crate) struct OpenRecord<'a> {
     pub(crate) object: &'a [u8],
     /// The page's checksum.

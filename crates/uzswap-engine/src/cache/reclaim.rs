@@ -3,9 +3,9 @@
 //! The engine starts no thread. A front end has a maintaining thread, which calls
 //! [`Cache::maintain`] whenever [`Cache::wait_for_work`] returns. This thread works ahead of need
 //! so that stores do not wait. On a machine with several nodes there may be one more thread for
-//! each node, which only calls [`Cache::maintain_node`]. A store that finds the pool at its limit
-//! makes room itself. Such a store writes back the oldest pages first, so that the pool never has
-//! older pages than the backing.
+//! each node. Such a thread only calls [`Cache::maintain_node`]. A store that finds the pool at its
+//! limit makes room itself. Such a store writes back the oldest pages first, so that the pool never
+//! has older pages than the backing.
 
 use super::{Cache, Reject};
 use crate::backing::slots::Slots;
@@ -390,8 +390,8 @@ impl Cache {
         look().or_else(|| self.wait_for(look)).flatten()
     }
 
-    /// Writes back the pool's surplus above `bytes`, but no more than the present surplus:
-    /// otherwise stores could keep this thread here while they wait for its other work.
+    /// Writes back the pool's surplus above `bytes`, but no more than the present surplus.
+    /// Otherwise stores could keep this thread busy here, while they wait for its other work.
     pub(crate) fn write_back_to(&self, bytes: usize, top_up: impl Fn()) {
         if !self.writeback_works() || self.pool.bytes() <= bytes {
             return;

@@ -39,8 +39,8 @@ struct Aligned(Page);
 const _: () = assert!(PAGE_BYTES == SLOT_BYTES);
 
 impl Cache {
-    /// Writes a page that [`Self::store`] rejected straight to the backing, uncompressed, as the
-    /// kernel writes a page that zswap rejects to the swap device. Waits for the write.
+    /// Writes a page that [`Self::store`] rejected straight to the backing, uncompressed. When
+    /// zswap rejects a page, the kernel likewise writes it to the swap device. Waits for the write.
     pub fn store_through(&self, key: SwapEntry, page: &Page) -> Store {
         if !self.writeback_works() || !self.backing.takes_pages() {
             return Store::Rejected(Reject::ReclaimFail);

@@ -109,8 +109,8 @@ fn slot(bytes: u64) -> usize {
     ((bytes << 24).wrapping_mul(0x9E37_79B1_85EB_CA87) >> (64 - SLOT_BITS)) as usize
 }
 
-/// Finds the first match at or after `at`, in strides that grow with the bytes passed since
-/// `from` so that a page without matches is soon done with.
+/// Finds the first match at or after `at`, in strides that grow with the bytes passed since `from`,
+/// so that a page without matches takes little time.
 #[inline(always)]
 fn seek(table: &mut [u16; SLOTS], page: &Page, from: usize, mut at: usize) -> Option<Match> {
     while at <= LAST {

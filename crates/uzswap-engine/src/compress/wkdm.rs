@@ -36,7 +36,6 @@ use avx512::Vector;
 use scalar_only::Vector;
 use std::hint::select_unpredictable as select;
 
-/// Words in a page.
 const WORDS: usize = PAGE_BYTES / 4;
 
 /// Words that share two masks of tags.

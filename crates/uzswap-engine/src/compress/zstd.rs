@@ -96,9 +96,9 @@ impl Zstd {
 }
 
 impl Plain {
-    /// A context that does not allocate later. A context of zstd allocates at its first page, and
-    /// again when another level needs more, or has needed much less for a hundred pages. Each level
-    /// therefore has a context of its own, which has seen a page.
+    /// A context that does not allocate later. A context of zstd allocates at its first page. It
+    /// allocates again when another level needs more memory, or has needed much less for a hundred
+    /// pages. Each level therefore has a context of its own, which has seen a page.
     pub(super) fn new(level: i32) -> Self {
         let mut context = CCtx::create();
         for parameter in

@@ -38,12 +38,10 @@ pub(crate) const TRUNK_ENTRIES: usize = 4096;
 #[cfg(feature = "shuttle")]
 pub(crate) const TRUNK_ENTRIES: usize = 8;
 
-/// The number of trunks for `keys` keys.
 fn trunks_of(keys: u32) -> usize {
     (keys as usize).div_ceil(TRUNK_ENTRIES)
 }
 
-/// Bytes of a trunk.
 pub(crate) const TRUNK_BYTES: usize = TRUNK_ENTRIES * size_of::<Entry>();
 
 /// The directory, the spare trunks and the key space.
@@ -78,7 +76,6 @@ pub(crate) struct Index {
     counters: Arc<Counters>,
 }
 
-/// The kind of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     /// A page.
@@ -382,7 +379,6 @@ impl View<'_> {
         self.index.emptying.add(key.0 as usize / TRUNK_ENTRIES);
     }
 
-    /// The kind of a key.
     pub(crate) fn kind(&self, key: SwapEntry) -> KeyKind {
         let trunk = key.0 as usize / TRUNK_ENTRIES;
         if trunk >= self.index.record_trunks.load(Ordering::Relaxed) {

@@ -24,7 +24,6 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::*},
 };
 
-/// Entries of one trunk.
 #[cfg(not(feature = "shuttle"))]
 pub(super) type Trunk = [Entry; TRUNK_ENTRIES];
 
@@ -97,7 +96,6 @@ impl TrunkMemory {
         self.frame_of(trunk).is_some_and(|frame| frame.is_home_of(number))
     }
 
-    /// Frees a trunk.
     pub(super) fn free(&self, trunk: Owned) {
         match &self.0 {
             Some(durable) => durable.give_trunk(durable.frame_at(trunk.0.cast())),

@@ -177,7 +177,6 @@ impl Pool {
         self.classes[class.node * CLASSES + number].slack.store(slack, Relaxed);
     }
 
-    /// The node of an object.
     #[cfg(feature = "testing")]
     pub(crate) fn node_of_object(&self, handle: Handle) -> usize {
         self.node_of(handle.zspage())

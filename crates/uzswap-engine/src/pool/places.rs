@@ -3,7 +3,6 @@
 use super::{Pool, Refused, SectionState};
 
 impl Pool {
-    /// The state of each section.
     pub(crate) fn section_states(&self) -> Vec<SectionState> {
         self.sections.states()
     }

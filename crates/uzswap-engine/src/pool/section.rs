@@ -29,7 +29,6 @@ use uzswap_sys::node::Nodes;
 
 /// Frames in a section: 2 MiB, one huge page.
 pub(crate) const SECTION_FRAMES: usize = 512;
-/// Bytes in a section.
 pub(crate) const SECTION_BYTES: usize = SECTION_FRAMES * PAGE_BYTES;
 
 /// A page of the pool's memory: its section and its index in the section.
@@ -42,7 +41,6 @@ impl Frame {
     }
 }
 
-/// The memory of a section.
 enum SectionMemory {
     Own(Mapping),
     /// In memory that outlives the process, which [`Sections`] owns.
@@ -277,7 +275,6 @@ impl Sections {
         true
     }
 
-    /// Gives frames back.
     pub(super) fn give(&self, frames: impl Iterator<Item = Frame>) {
         let mut inner = lock(&self.inner);
         let count = frames.map(|frame| self.give_one(&mut inner, frame)).count();
@@ -522,7 +519,6 @@ impl Sections {
         self.note(inner, frame.section());
     }
 
-    /// The state of each section.
     pub(super) fn states(&self) -> Vec<SectionState> {
         let mut states = Vec::with_capacity(self.possible());
         states.extend(lock(&self.inner).slots.iter().map(|slot| slot.state));

@@ -222,7 +222,6 @@ fn bytes(from: &mut impl Read, count: usize, out: &mut Vec<u8>) -> io::Result<Ve
     Ok(content)
 }
 
-/// Reads a command.
 fn command(client: &mut impl BufRead) -> io::Result<Vec<Vec<u8>>> {
     let mut seen = Vec::new();
     let (_, count) = line(client, &mut seen)?;

@@ -102,7 +102,6 @@ struct InProcess {
     processes: Vec<Process>,
 }
 
-/// A process of an in-process run.
 #[derive(Serialize)]
 struct Process {
     process: u32,

@@ -8,8 +8,8 @@
 //! reuses slots, and only a reuse shows us that the old page in a slot is dead
 //! (docs/design/space.md has the measurements).
 //!
-//! When pool and backing are nearly full, the kernel may have only as many free slots as pages can
-//! be stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
+//! When pool and backing are nearly full, the kernel may have no more free slots than pages can be
+//! stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
 //! finds swap space full and acts on that. Without this, the kernel would only repeat its refused
 //! writes.
 

@@ -18,7 +18,6 @@ fn slots(bytes: u64) -> Slots {
     started(Slots::new(bytes, Layout::Sealed, None))
 }
 
-/// Segments that are broken up.
 fn broken_up(slots: &Slots) -> usize {
     let segments = slots.segments.all();
     segments.filter(|segment| slots.segments.state(*segment) == Use::Singles).count()

@@ -24,7 +24,6 @@ const SHORTEST: usize = 4;
 /// The value of a token's field that continues in bytes of its own.
 const FIELD: usize = 15;
 
-/// A match.
 #[derive(Clone, Copy)]
 pub(super) struct Match {
     pub at: usize,

@@ -29,8 +29,8 @@ impl Words {
         encode(page, out, (WORD, WORD), [WORD; 2], |at, dists| self.seek(page, at, dists))
     }
 
-    /// Finds the first match at or after `at`, in strides that grow with the words passed so that
-    /// a page without matches is soon done with.
+    /// Finds the first match at or after `at`, in strides that grow with the words passed, so that
+    /// a page without matches takes little time.
     #[inline(always)]
     fn seek(&mut self, page: &Page, mut at: usize, dists: [usize; 2]) -> Option<Match> {
         let mut passed = 0;

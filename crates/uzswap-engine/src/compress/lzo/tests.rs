@@ -382,8 +382,8 @@ fn a_stream_that_is_not_one_page_long_is_undecodable() {
 #[test]
 fn first_literals_set_the_state_by_their_number() {
     let mut lzo = Lzo::new();
-    // The same two bytes copy 2 from near by after three literals, and after four they
-    // copy 3 from farther back than there is anything.
+    // After three literals these two bytes copy 2 from near by. After four they copy 3, from before
+    // the start of the page.
     for (count, valid) in [(1, true), (2, true), (3, true), (4, false)] {
         let mut object = vec![17 + count];
         object.extend(&[b'a', b'b', b'c', b'd'][..count as usize]);

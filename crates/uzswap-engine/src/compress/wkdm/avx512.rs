@@ -91,7 +91,6 @@ window!(load_64, store_64, __m512i, 64);
 window!(load_32, store_32, __m256i, 32);
 window!(load_16, store_16, __m128i, 16);
 
-/// The slots of words.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn slots(words: __m512i) -> __m512i {
