@@ -36,8 +36,8 @@ pub enum Command {
         after_help = "Example:\n  sudo uzswap serve --size 16G --pool 4G --compressor zstd:3"
     )]
     Serve(ServeArguments),
-    /// Bring running programs below a memory limit, step by step. The limit ends with this command,
-    /// or by `uzswap detach`.
+    /// Bring running programs below a memory limit, step by step. The limit lasts until this
+    /// command ends, or until `uzswap detach`.
     #[command(after_help = "Example:\n  sudo uzswap attach --unit redis-server --memory 300M")]
     Attach(AttachArguments),
     /// End an attach and restore the former limits.
@@ -235,7 +235,7 @@ pub struct RunArguments {
     pub no_load_control: bool,
     /// In-process, the policy that decides which page leaves: order or clock [default: order].
     ///
-    /// `uzswap simulate` compares them on a recorded program.
+    /// `uzswap simulate` compares the policies on a recorded program.
     #[arg(long, value_name = "NAME")]
     pub policy: Option<PagerPolicy>,
     /// Run the command as this user, with their groups and home [default: the caller; under sudo,
@@ -271,8 +271,9 @@ pub struct TargetArguments {
     pub unit: Option<String>,
     /// A process, with its descendants.
     ///
-    /// If it shares its cgroup with others, no limit is set. Instead uzswap pages out its memory
-    /// above --memory again and again, and pages that it uses come back (Linux 5.10).
+    /// If the process shares its cgroup with others, no limit is set. Instead uzswap pages out the
+    /// memory above --memory again and again, and pages that the process uses come back (Linux
+    /// 5.10).
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A cgroup: its folder, or its name as in /proc/PID/cgroup.
@@ -289,7 +290,7 @@ pub struct AttachArguments {
     /// Memory that its processes may use, together.
     ///
     /// The limit comes down step by step. When the processes wait for memory more than half of the
-    /// time, it goes up again for ten seconds.
+    /// time, the limit goes up again for ten seconds.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse)]
     pub memory: u64,
     /// Largest size of the swap device, before compression [default: the machine's memory, and at
@@ -393,7 +394,7 @@ pub enum ConfigCommand {
     /// Show each setting, with the file and line that set it.
     #[command(after_help = "Example:\n  uzswap config show --json")]
     Show(ConfigShowArguments),
-    /// Print the configuration of zram-generator as one of uzswap.
+    /// Print the configuration of zram-generator as a configuration of uzswap.
     ///
     /// Nothing is changed. A setting that uzswap does not have becomes a comment with the reason.
     #[command(after_help = "Example:\n  uzswap config import | sudo tee /etc/uzswap/uzswap.conf")]
@@ -518,7 +519,7 @@ pub struct SwitchOffArguments {
 /// `uzswap enter`.
 #[derive(Debug, Args)]
 pub struct EnterArguments {
-    /// Id of the process that started `enter`. `enter` ends with it.
+    /// Id of the process that started `enter`. `enter` ends with that process.
     #[arg(long)]
     pub owner: i32,
     /// The descriptor from which `enter` reads a word before it executes the command.

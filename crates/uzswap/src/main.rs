@@ -24,8 +24,8 @@ use std::process::ExitCode;
 use stdio::say;
 use uzswap_cli::{address, cli, metrics, size};
 
-/// Exit status when uzswap itself fails, as of `env` and `timeout`: 126 and 127 are about the
-/// command.
+/// Exit status when uzswap itself fails, the same as for `env` and `timeout`. 126 and 127 are about
+/// the command.
 const EXIT_FAILURE: u8 = 125;
 
 fn main() -> ExitCode {

@@ -3,9 +3,9 @@
 use parse_size::Config;
 use uzswap_sys::cpu;
 
-/// Reads `512M`, `4G`, `1.5GiB`, `1048576`; units are of 1024, with or without the i. Also `ram`,
-/// the machine's memory, as in `ram / 2` or `ram * 1.5`, and `available`, the memory that is free
-/// now. `min` and `max` take two of these, as in `min(ram / 2, 4G)`.
+/// Reads `512M`, `4G`, `1.5GiB`, `1048576`; units are of 1024, with or without the i. Reads also
+/// `ram`, the machine's memory, as in `ram / 2` or `ram * 1.5`, and `available`, the memory that is
+/// free now. `min` and `max` take two of these, as in `min(ram / 2, 4G)`.
 pub fn parse(text: &str) -> Result<u64, String> {
     let of_ram = || match cpu::memory_info() {
         Ok(memory) => Ok(memory.total),

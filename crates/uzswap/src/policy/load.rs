@@ -520,7 +520,8 @@ mod tests {
         let mut play = Play::new(2, 8, 100);
         play.looks(Duration::from_secs(2));
         assert!(play.free().len() < 8);
-        // The two running processes wait for a suspended one, and so does each that is resumed.
+        // The two running processes wait for a suspended one. Each process that is resumed waits,
+        // too.
         for process in &mut play.seen {
             process.activity.is_running = false;
         }

@@ -8,9 +8,9 @@
 //! A transition takes the locked entry and unlocks it. The second word changes first, and the word
 //! when the entry is unlocked. So a process that is killed between these steps leaves the old state
 //! with the new second word. That must do no harm in a state whose second word is needed to load
-//! the page (`Placed`, `Member`). There are three cases. The page is not needed any more, since the
-//! caller repeats the call that replaces it. Or the second word is the same. Or both old words are
-//! noted first (see [`LockedEntry::moved_on_backing`]).
+//! the page (`Placed`, `Member`). There are three cases. Either the page is not needed any more,
+//! since the caller repeats the call that replaces it. Or the new second word is the same as the
+//! old one. Or both old words are noted first (see [`LockedEntry::moved_on_backing`]).
 //!
 //! A transition that replaces a state returns the old one. The caller frees its object or record,
 //! to which the entry no longer refers.

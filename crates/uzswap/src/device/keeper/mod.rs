@@ -165,7 +165,7 @@ pub struct Keeper {
     has_taken_over: bool,
     /// True if no daemon can continue, so that the swapped pages are lost.
     is_lost: bool,
-    /// Then answers for the dead daemon's devices.
+    /// Once the pages are lost, answers for the dead daemon's devices.
     stand_in: Option<StandIn>,
     /// The changes that could not be undone.
     troubles: Vec<String>,
