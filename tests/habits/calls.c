@@ -142,8 +142,8 @@ static int namespaces(void) {
     return 0;
 }
 
-// The program closes all descriptors from 3 and opens a file, which must get the number 3. It does
-// so in a process that is only watched, and in children of a managed process.
+// The program closes all descriptors from 3 on, and opens a file, which must get the number 3. This
+// happens in a process that is only watched, and in children of a managed process.
 static int reopen(int turns, int pause) {
     char expected[PAGE], found[PAGE];
     int wrong = 0, file = open("/etc/passwd", O_RDONLY);
@@ -346,7 +346,7 @@ static int ring(void) {
     return 0;
 }
 
-// A file that it may change for itself, and changes as it grows.
+// A private mapping of a file, which the program changes as it grows.
 static int copies(void) {
     char name[] = "/var/tmp/copiesXXXXXX";
     int file = mkstemp(name), sum = unlink(name) + ftruncate(file, 24 * MIB);
@@ -410,7 +410,7 @@ static void *last_raw(void *given) {
 }
 static int end_in_way(int way, int is_seen) {
     pthread_t other;
-    // A call of its own is seen after the take-over only.
+    // uzswap sees a call by the program's own instruction only after the take-over.
     long status[] = { 5, 5, is_seen ? 9 : 8, 0, 0 };
     if (way < 5) pthread_create(&other, NULL, last_raw, (void *)status[way]);
     if (way == 0 || way == 4) pthread_exit(NULL);
@@ -429,7 +429,7 @@ static int ends_raw(void) {
             if (turn < 8) {
                 grow();
             } else {
-                // It is watched, and not taken over.
+                // With this memory the program is watched, and not taken over.
                 memset(map(14 * MIB), 1, 14 * MIB);
                 usleep(100000);
             }

@@ -1,4 +1,4 @@
-// Mappings that change by calls that fail, or while other threads' calls use them.
+// Mappings that a failing call changes, or that change while other threads' calls use them.
 #include "habit.h"
 #include <linux/userfaultfd.h>
 #include <netinet/in.h>
@@ -16,7 +16,7 @@ static int wrong_in(const unsigned char *memory, size_t bytes, int value) {
     return wrong;
 }
 
-// A mapping that the kernel makes room for, and then cannot make.
+// The kernel unmaps memory for a new mapping, and then cannot make the mapping.
 static int fails(void) {
     unsigned char *memory = map(16 * MIB), is_there;
     int no_file = socket(AF_INET, SOCK_DGRAM, 0);

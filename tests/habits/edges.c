@@ -1,5 +1,5 @@
-// Calls at the edges of what the kernel takes: buffers at the ends of pages, files that end within
-// a block, lists of more than one call moves, strings and advice across memory of two kinds.
+// Calls at the edges of the kernel's limits: buffers at the ends of pages, files that end within a
+// block, lists longer than one call moves, strings and advice across memory of two kinds.
 #include "habit.h"
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -68,7 +68,7 @@ static int direct(void) {
     return 0;
 }
 
-// Lists whose lengths are more than one call moves, or more than there is memory.
+// Lists whose total length is more than one call moves, or more than there are addresses.
 static int long_lists(void) {
     unsigned char *to = map(LONG);
     char name[] = "list.XXXXXX";
@@ -93,7 +93,7 @@ static int long_lists(void) {
         printf("%d %d at %ld\n", to[0], to[LONG - 1], (long)lseek(file, 0, SEEK_CUR));
         say("preadv", preadv(file, lists[i], 2, MIB));
         send_out(to, LONG);
-        // The same memory from another place, if the list is as long as memory is.
+        // The same memory, shifted by half, if the list is as long as the memory.
         unsigned char *from = to + LONG / 2;
         struct iovec here = { to, MIB };
         lists[i][0].iov_base = from;
@@ -138,7 +138,7 @@ static int strings(void) {
     return 0;
 }
 
-// Guards are removed behind a hole, too.
+// The kernel also removes guards behind a hole.
 static int guards_behind_holes(void) {
     enum { INSTALL = 102, REMOVE = 103 };
     unsigned char *memory = map(4 * MIB);

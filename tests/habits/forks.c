@@ -163,8 +163,8 @@ static int ways(void) {
 }
 
 // Children that begin without handlers (CLONE_CLEAR_SIGHAND) read absent pages. Since 2.38,
-// children of glibc's `posix_spawn` borrow their parent's memory; glibc makes them by `clone` where
-// it must.
+// children of glibc's `posix_spawn` borrow their parent's memory. Where `clone3` fails, glibc makes
+// them by `clone`.
 static void handle(int signal) { (void)signal, _exit(9); }
 static int has_no_handlers(void) {
     int ignored = 0;
@@ -217,7 +217,7 @@ static int cleared(void) {
     return 0;
 }
 
-// Forks often while it has more than half of its memory, but is not short of it.
+// Forks often while the process has more than half of its budget, but is not short of memory.
 static int ahead(void) {
     int well = 0;
     memset(malloc(19 * MIB), 1, 19 * MIB);
@@ -232,7 +232,7 @@ static int ahead(void) {
     return 0;
 }
 
-// It may open no more files (Landlock), and forks children that change their memory.
+// The process may open no more files (Landlock), and forks children that change their memory.
 static int confined(void) {
     unsigned char *kept = map(16 * MIB);
     for (int i = 0; i < 16 * MIB; i++) kept[i] = i * 2654435761u >> 13;
@@ -300,7 +300,8 @@ static int handles_in_child(void) {
     return 0;
 }
 
-// Counts its threads by the kernel. Some programs refuse to fork with more than one thread.
+// The program counts its threads by the kernel's list. Some programs refuse to fork with more than
+// one thread.
 static int threads_of(void) {
     struct stat status;
     int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
@@ -347,7 +348,7 @@ static int sum_and_end(void *is_thread) {
     while (!may_sum) sched_yield();
     lent_sum = sum_lent();
     sharing = 0;
-    // No function of the C library may be called, since its variables are another thread's.
+    // This thread may call no function of the C library, since it has another thread's variables.
     return is_thread ? (int)syscall(SYS_exit, 0) : 7;
 }
 static int share_with(int flags, int grows_before) {
@@ -392,7 +393,7 @@ static int other_block(void) {
     syscall(SYS_arch_prctl, 0x1003, &own);
     syscall(SYS_arch_prctl, 0x1002, block + PAGE);
     for (long at = 0; at < LENT; at += PAGE) sum = sum * 31 + lent[at + 8];
-    // Without the C library, whose errno is among these variables.
+    // This does without the C library, whose errno is among these variables.
     long number = SYS_arch_prctl;
     __asm__ volatile("syscall" : "+a"(number) : "D"(0x1002L), "S"(own) : "rcx", "r11", "memory");
     printf("%lx, %ld\n", sum, number);
@@ -429,7 +430,8 @@ static int stacks(void) {
     return 0;
 }
 
-// A child may have no thread: a handler of the program's, before ours, has limited it so.
+// A child may have no thread: a handler of the program's, which runs before ours, has set that
+// limit.
 static void allow_no_threads(void) {
     struct rlimit none = { 0, 0 };
     setrlimit(RLIMIT_NPROC, &none);
@@ -604,7 +606,7 @@ static int waiting_calls(void) {
     grow();
     pthread_create(&other, NULL, waits_in_call, NULL);
     usleep(200000);
-    // Without uzswap the kernel has nowhere to send it.
+    // Without uzswap the kernel has no place to which it could page that memory out.
     printf("%d\n", child_sends_out(read_into[0]) == is_watched << 8);
     sigaction(SIGALRM, &action, NULL);
     setitimer(ITIMER_REAL, &soon, NULL);
@@ -648,7 +650,7 @@ static int long_arguments(void) {
     }
     is_over = 1;
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
-    // All that was pinned for the children may leave.
+    // All memory that was pinned for the children may leave now.
     for (int i = 1; i < ARGUMENTS; i++) failed += !send_out(list[i], ARGUMENT_BYTES);
     printf("%d failed\n", getenv("UZSWAP_TREE") ? failed : 0);
     return 0;

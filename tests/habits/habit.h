@@ -1,5 +1,5 @@
-// Shared by the programs here. They grow until pages leave, send pages out, and print a line that
-// must be the same with all of their memory.
+// Shared by the programs here. They grow until pages leave, send pages out, and print a line. The
+// line must be the same when a program has all of its memory.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -55,7 +55,8 @@ static int early_code(void) { return writes_code(1, 0); }
 static int late_code(void) { return writes_code(0, 0); }
 static int early_writable_code(void) { return writes_code(1, PROT_WRITE | PROT_EXEC); }
 
-// A library that the dynamic linker tells of others (`LD_AUDIT`) writes memory of its own.
+// A library that the dynamic linker informs of other libraries (`LD_AUDIT`) writes memory of its
+// own.
 static int audited(void) {
     grow();
     printf("%d\n", dlopen("libm.so.6", RTLD_NOW) != NULL);

@@ -1,11 +1,12 @@
-// Limits that a program sets itself. They hold for its own files and descriptors, and not for ours.
+// Limits that a program sets itself. They hold for the program's files and descriptors, but not for
+// uzswap's.
 #include "habit.h"
 #include <sys/resource.h>
 
 static unsigned long *noise;
 enum { BYTES = 40 * MIB, COUNT = BYTES / 8 };
 
-// Fills memory that does not compress, so that a part of it goes to the disk; its sum.
+// Fills memory that does not compress, so that a part of it goes to the disk. Returns its sum.
 static unsigned long sum(int is_filled) {
     unsigned long state = 88172645463325252, sum = 0;
     for (int i = 0; i < COUNT; i++) {
@@ -61,7 +62,7 @@ static int of_files(struct rlimit limit) {
 static int soft_files(void) { return of_files((struct rlimit){ 4096, RLIM_INFINITY }); }
 static int hard_files(void) { return of_files((struct rlimit){ 4096, 8192 }); }
 
-// A limit cannot be raised again, and programs that are started have it.
+// A hard limit cannot be raised again, and programs that are started inherit it.
 static int stays(void) {
     struct rlimit few = { 20, 30 }, more = { 40, 40 }, old = { 0, 0 }, none = { 8192, 8192 };
     grow();

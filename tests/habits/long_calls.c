@@ -1,4 +1,4 @@
-// Calls that use more memory than their arguments show, or more than is pinned at a time.
+// Calls that use more memory than their arguments show, or more than uzswap pins at a time.
 #include "habit.h"
 #include <arpa/inet.h>
 #include <linux/filter.h>
@@ -300,7 +300,7 @@ static int positions(void) {
     return 0;
 }
 
-// A pipe of packets: the kernel makes one of each page of a call's bytes, across its buffers.
+// A pipe of packets: the kernel makes a packet of each page of a call's bytes, across its buffers.
 static void count_packets(int from) {
     static unsigned char packet[2 * PAGE];
     unsigned long packets = 0, bytes = 0, sum = 0;

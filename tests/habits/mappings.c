@@ -299,7 +299,7 @@ static int meanwhile(void) {
     return 0;
 }
 
-// Asynchronous reads, by a context from before and by one from after the takeover.
+// Asynchronous reads, by a context from before the takeover and by a context from after it.
 static int asynchronous(void) {
     aio_context_t early = 0, late = 0;
     if (syscall(SYS_io_setup, 8, &early)) return 0;
@@ -418,8 +418,8 @@ static int named_as_ours(void) {
     return 0;
 }
 
-// Code that is loaded late: in a mapping longer than its file, in one that may be written, and in
-// one that may only be executed. The code returns the process number.
+// Code that is loaded late: in a mapping longer than its file, in a mapping that may be written,
+// and in a mapping that may only be executed. The code returns the process number.
 static int code(void) {
     static const unsigned char identity[] = { 0xb8, SYS_getpid, 0, 0, 0, 0x0f, 0x05, 0xc3 };
     static const unsigned char number[] = { 0xb8, 7, 0, 0, 0, 0xc3 };
@@ -525,8 +525,8 @@ static int attached(void) {
     return 0;
 }
 
-// The kernel turns this thread's system calls into signals when the thread asks for that, if it
-// supports this.
+// If this kernel supports it, the kernel turns this thread's system calls into signals when the
+// thread asks for that.
 static char is_dispatched;
 static void dispatch(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)info;
@@ -561,7 +561,7 @@ static void *use_stack(void *given) {
 }
 
 // An allocator's pieces of 1 MiB have a guard page behind each header. Stacks have guard pages as
-// well, and later threads use them again.
+// well, and later threads use these stacks again.
 static int guarded(void) {
     enum { COUNT = 32, THREADS = 8 };
     unsigned char *pieces = map(COUNT * MIB);
@@ -589,8 +589,8 @@ static int guarded(void) {
     return 0;
 }
 
-// Like some servers, writes a title over the environment and clears the environment. Only then does
-// it grow, by memory that does not compress.
+// Like some servers, the program writes a title over the environment and clears the environment.
+// Only then does the program grow, by memory that does not compress.
 extern char **environ;
 static int titled(void) {
     for (char **one = environ; *one; one++) memset(*one, ' ', strlen(*one));

@@ -23,7 +23,7 @@ static void *stack_for_signals(size_t bytes) {
     return at;
 }
 
-// Handlers with large frames, for each signal that we may use.
+// Handlers with large frames, for each signal that uzswap may use.
 static void __attribute__((noinline)) use(volatile char *frame, int bytes) {
     for (int i = 0; i < bytes; i += 64) frame[i] = i;
     count++;
@@ -98,7 +98,7 @@ static int early_stack(void) {
     return 0;
 }
 
-// A stack of zeros is too small, but it is the present one of a first thread at the start.
+// A stack of zeros is too small, but at the start it is the present stack of a first thread.
 static void *zero_stacks(void *unused) {
     stack_t zeros = { 0 }, none = { .ss_flags = SS_DISABLE }, now;
     int first = sigaltstack(&zeros, &now);
@@ -333,7 +333,8 @@ static int small_stacks(void) {
     return pthread_join(thread, NULL);
 }
 
-// Such a thread, with thread-local variables on its stack, waits during the takeover.
+// A thread with the smallest stack, and with thread-local variables on that stack, waits during the
+// takeover.
 static __thread volatile char variables[1500];
 static void *wait_and_say(void *unused) {
     char byte = 0;
@@ -385,7 +386,7 @@ static int nothing_queued(void) {
     return 0;
 }
 
-// Many such threads, which begin and end at the same time.
+// Many threads with the smallest stack, which begin and end at the same time.
 static void *sum_buffer(void *from) {
     char part[2000];
     memcpy(part, buffer + (long)from * PAGE, sizeof part);
@@ -438,7 +439,8 @@ static int rings_in_threads(void) {
     _exit(0);
 }
 
-// A handler leaves a call that waits for another stack, whose calls send the call's memory out.
+// A handler leaves a waiting call for another stack. Calls on that stack send the waiting call's
+// memory out.
 static ucontext_t begins, waits, goes_on;
 static unsigned char *awaited;
 static int is_waiting, way, wire[2];
@@ -490,7 +492,7 @@ static int preempted(void) {
     return 0;
 }
 
-// A signal of ours that is ignored, and sent.
+// The program ignores a signal that uzswap uses, and another process sends it.
 static int ignored(void) {
     grow();
     for (int signal_of = 0; signal_of < 2; signal_of++) {

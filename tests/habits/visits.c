@@ -6,8 +6,8 @@ enum { BYTES = 8 * MIB };
 
 static unsigned char byte_at(size_t at) { return (unsigned char)((at * 2654435761u >> 13) + at / PAGE); }
 
-// A child with its own content in memory of its parent's. If the child is managed, the memory is
-// paged out.
+// A child with its own content in memory that it has from its parent. If the child is managed, the
+// memory is paged out.
 struct child { pid_t number; int told, asked; unsigned char *memory; };
 
 static void live(struct child *own, int is_watched, int grows) {
@@ -69,13 +69,13 @@ static void read_all(struct child *child) {
     struct iovec here = {buffer, BYTES}, there = {child->memory, BYTES};
     memset(buffer, 0, BYTES);
     check("all", process_vm_readv(child->number, &here, 1, &there, 1, 0), buffer, 0);
-    // Local and remote pieces differ, and the first is not of whole pages.
+    // Local and remote pieces have different bounds, and the first piece is not of whole pages.
     struct iovec ours[3] = {{buffer, 5}, {buffer + 5, 3 * MIB}, {buffer + 5 + 3 * MIB, MIB}};
     struct iovec theirs[2] = {{child->memory + 77, 2 * MIB + 1}, {child->memory + 78 + 2 * MIB, 2 * MIB}};
     memset(buffer, 0, BYTES);
     ssize_t moved = process_vm_readv(child->number, ours, 3, theirs, 2, 0);
     check("pieces", moved, buffer, 77);
-    // By the system call's number, and one byte.
+    // This call is made by its number, and for one byte.
     here.iov_len = 1;
     there.iov_base = child->memory + 7 * MIB;
     moved = syscall(SYS_process_vm_readv, child->number, &here, 1, &there, 1, 0);
@@ -105,7 +105,7 @@ static void errors(struct child *child) {
         moved = process_vm_writev(child->number, &here, 1, &there, 1, 0);
         printf("far to write: %zd, %s\n", moved, strerror(errno));
     }
-    // More than one call moves.
+    // These are more bytes than one call moves.
     there = (struct iovec){child->memory, 3UL << 30};
     memset(buffer, 0, BYTES);
     check("long", process_vm_readv(child->number, &here, 1, &there, 1, 0), buffer, 0);
@@ -170,7 +170,7 @@ static int killed(void) {
     return 0;
 }
 
-// A stopped host does not answer, and no visitor waits for it for long.
+// A stopped host does not answer, and no visitor waits long for such a host.
 static int stopped(void) {
     unsigned char *memory = map(BYTES);
     buffer = map(BYTES);

@@ -1,5 +1,5 @@
-/* Calls with a structure, a text or a place for an answer, at the end of a slot's page or across it. If libc would access
-   that memory itself, the call is made without libc. */
+/* Calls with a structure, a text or a place for an answer, at the end of a slot's page or across that end. If libc would
+   access that memory itself, the call is made without libc. */
 #include "history.h"
 #include <linux/futex.h>
 #include <poll.h>

@@ -21,7 +21,7 @@
 #define ARGUMENTS 8
 #define SLOTS 12
 #define FILES 8
-/* The address of a slot's memory, if the history asks for it: far from the kernel's choices. */
+/* The address of a slot's memory, if the history asks for a fixed one: far from the kernel's choices. */
 #define ARENA(slot) ((char *)(0x100000000000L + (slot)*64 * MIB))
 
 struct operation {

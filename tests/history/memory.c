@@ -172,7 +172,7 @@ static void op_sparse(const struct operation *operation) {
     munmap(at, bytes);
 }
 
-/* unmap SLOT FIRST PAGES: leaves a hole. If the slot has neighbours, unmaps its end: they could use a hole. */
+/* unmap SLOT FIRST PAGES: leaves a hole. Neighbours could use it, so if there are any, unmaps the slot's end instead. */
 static void op_unmap(const struct operation *operation) {
     struct slot *slot = slot_of(operation, 0);
     long pages;
@@ -203,7 +203,7 @@ static void op_advise(const struct operation *operation) {
     say(operation, answer, operation->argument[4] ? sum_of_slot(slot_of(operation, 0)) : 0);
 }
 
-/* lazy SLOT FIRST PAGES SEED: after MADV_FREE, each page must have its bytes or zeros. Then clears it. */
+/* lazy SLOT FIRST PAGES SEED: after MADV_FREE, each page must have its bytes or zeros. Then clears the pages. */
 static void op_lazy(const struct operation *operation) {
     long pages, other = 0;
     char *at = range_of(operation, 0, &pages);
@@ -373,7 +373,7 @@ static void op_grow(const struct operation *operation) {
     say(operation, 0, 0);
 }
 
-/* settle: waits until pages leave, in runs in which they do (HISTORY_LEAVES). */
+/* settle: waits until pages leave, in runs in which pages leave (HISTORY_LEAVES). */
 static void op_settle(const struct operation *operation) {
     if (getenv("HISTORY_LEAVES") && grown[0])
         for (int turn = 0; turn < 2000; turn++) {

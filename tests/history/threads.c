@@ -65,7 +65,7 @@ static struct {
     pthread_t stopped;
     int is_there;
 } noise;
-/* Rounds that stop a thread: the last round that began, that stopped it, and that ended. */
+/* Rounds that stop a thread: the last round that began, the last that stopped the thread, and the last that ended. */
 static int round_begun, round_stands, round_over;
 
 static void stand(int number) {

@@ -1,5 +1,6 @@
-# Makes its own database cluster: pgbench with a check of its sums, an index, and checksums of all
-# pages. Three sessions at the same time aggregate, sort and join 400 000 rows in memory.
+# Makes a database cluster of its own, and runs pgbench with a check of its sums, an index, and
+# checksums of all pages. Three sessions at the same time aggregate, sort and join 400 000 rows in
+# memory.
 set -eu
 PATH=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1):$PATH
 data=$PWD/data

@@ -33,8 +33,8 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// A command that runs its arguments as an ordinary user, if this is root. In the folder, which
-/// every user may write, are uzswap, its libraries and programs of these tests.
+/// A command that runs its arguments as an ordinary user, if this is root. The folder, which every
+/// user may write, contains uzswap, its libraries and programs of these tests.
 pub fn as_nobody(folder: &Path) -> Command {
     place_programs(folder);
     nobody()
@@ -49,7 +49,7 @@ pub fn place_programs(folder: &Path) {
     }
 }
 
-/// Runs its arguments as a command of an ordinary user, if this is root.
+/// A command that runs its arguments as an ordinary user, if this is root.
 pub fn nobody() -> Command {
     let mut command = Command::new("setpriv");
     if rustix::process::geteuid().is_root() {
@@ -59,8 +59,8 @@ pub fn nobody() -> Command {
     command
 }
 
-/// Runs a command. Returns its output, and the peak of anonymous memory of it and its descendants
-/// together, bytes, sampled every few milliseconds.
+/// Runs a command. Returns its output, and the peak of the anonymous memory of the command and its
+/// descendants together, in bytes, sampled every few milliseconds.
 pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let (pid, (ended, end)) = (child.id() as i32, channel::<()>());
@@ -111,8 +111,8 @@ for turn in range(2):
     format!("{HEAP} range({pages})]{FORKS}")
 }
 
-/// A Python program with a heap of 70 MB, which forks, threads, files and other programs read. Its
-/// argument is a file to write.
+/// A Python program with a heap of 70 MB. Forks, threads, files and other programs read the heap.
+/// Its argument is a file to write.
 pub fn forking_heap() -> String {
     const READERS: &str = r#"
 import ctypes, errno, subprocess, sys, threading

@@ -23,8 +23,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Takes the machine. `None`, with a message, if it cannot swap. If CI is set, that is a
-    /// failure, because the machine of the checks can swap.
+    /// Takes the machine. `None`, with a message, if the machine cannot swap. If CI is set, that is
+    /// a failure, because the machine of the checks can swap.
     pub fn take() -> Option<Self> {
         let Ok(alone) = File::create("/run/uzswap-tests.lock") else {
             assert!(std::env::var_os("CI").is_none(), "the checks are run as root");
@@ -33,15 +33,15 @@ impl Machine {
         };
         rustix::fs::flock(&alone, FlockOperation::LockExclusive).expect("a lock on a local file");
         let output = |word| Command::new(program("uzswap")).arg(word).output().expect("it runs");
-        // Removes changes that a killed test has left. It touches no process.
+        // Removes changes that a killed test has left. `clean` touches no process.
         output("clean");
         // A run of another program could end during the test, and look like a change by the test.
         // Runs in-process change nothing of the machine, and other tests have some meanwhile.
         let idle = wait_for(|| !Path::new(FOLDER).exists());
         let status = || String::from_utf8_lossy(&output("status").stdout).into_owned();
         assert!(idle, "uzswap is running on this machine already; end it: {}", status());
-        // Not earlier: doctor makes a cgroup for a moment, which another test would take for a
-        // trace.
+        // This comes after the lock: doctor makes a cgroup for a moment, which another test would
+        // take for a trace.
         let doctor = Command::new(program("uzswap")).arg("doctor").output().expect("doctor runs");
         if !doctor.status.success() {
             let why = String::from_utf8_lossy(&doctor.stdout).into_owned();
@@ -73,8 +73,8 @@ impl Drop for Machine {
     }
 }
 
-/// Unless the result is dropped in time, prints the state of uzswap's processes, and kills them and
-/// this process: a hanging test would stop the other checks.
+/// Unless the caller drops the result in time, prints the state of uzswap's processes, and kills
+/// these and this process: a hanging test would stop the other checks.
 fn watch_for_hangs() -> Sender<()> {
     let (ended, end) = channel();
     std::thread::spawn(move || {
@@ -82,7 +82,7 @@ fn watch_for_hangs() -> Sender<()> {
             return;
         }
         let processes = own_processes();
-        // Not by a macro, whose output appears only after the test.
+        // No printing macro is used, since its output appears only after the test.
         let mut said = format!("a test has had the machine for {} minutes\n", HANGS.as_secs() / 60);
         processes.iter().for_each(|pid| said += &stand(*pid));
         let _ = std::io::stderr().write_all(said.as_bytes());

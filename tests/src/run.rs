@@ -53,16 +53,16 @@ impl Run {
     }
 
     /// Starts four programs that rewrite and check three times their memory, with a pool of this
-    /// size. Waits until they run. They run until [`Self::finish`]. In emulation they are smaller,
-    /// since a page takes twenty times as long.
+    /// size. Waits until they run. They run until [`Self::finish`]. In emulation the programs are
+    /// smaller, since a page takes twenty times as long.
     pub fn churn(pool: &str) -> Self {
         let backing = "/var/tmp/uzswap-test.img:256M";
         let (memory, mib) = if slowness() == 1 { ("64M", "192") } else { ("24M", "72") };
         Self::churn_with(&["--memory", memory, "--pool", pool, "--backing", backing], mib, "4")
     }
 
-    /// The same, with these options, memory of all programs together in MiB, and number of
-    /// programs.
+    /// As [`Self::churn`], with these options, memory of all programs together in MiB, and number
+    /// of programs.
     pub fn churn_with(options: &[&str], mib: &str, count: &str) -> Self {
         let churn = program("churn");
         let goes_on = tempfile::NamedTempFile::new().expect("a temporary file").into_temp_path();
@@ -123,8 +123,8 @@ impl Run {
         process::kill(self.pid(), signal).expect("it is running");
     }
 
-    /// Lets the command end, and waits for the run. Returns output and report. After a quarter of
-    /// an hour, kills the run and panics.
+    /// Lets the command end, and waits for the run's end. Returns output and report. After a
+    /// quarter of an hour, kills the run and panics.
     pub fn finish(mut self) -> Finished {
         drop(self.goes_on.take());
         let pid = self.pid();

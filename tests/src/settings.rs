@@ -12,10 +12,10 @@ pub struct Afterwards {
 }
 
 impl Afterwards {
-    /// Has `script` run at the end, with `arguments` as `$1` and so on.
+    /// Makes `script` run at the end, with `arguments` as `$1` and so on.
     pub fn run(script: &str, arguments: &[&str]) -> Self {
-        // Its standard input ends with this process. It has its own process group, so that keys of
-        // the terminal do not end it.
+        // The shell's standard input ends with this process. The shell has its own process group,
+        // so that keys of the terminal do not end it.
         let shell = Command::new("sh")
             .args(["-c", &format!("cat >/dev/null; {script}"), "afterwards"])
             .args(arguments)
@@ -49,9 +49,9 @@ impl Setting {
     }
 }
 
-/// Strict accounting of memory: the kernel promises no more than now, plus the swap space. So it
-/// refuses to read swapped pages back, but processes may still ask for as much as the swap space
-/// has.
+/// Strict accounting of memory: the kernel promises no more memory than it has promised now, plus
+/// the swap space. So it refuses to read swapped pages back, but processes may still ask for as
+/// much memory as the swap space has.
 pub struct StrictCommit {
     _strict: Setting,
     _limit: Setting,
@@ -60,7 +60,7 @@ pub struct StrictCommit {
 }
 
 impl StrictCommit {
-    /// Begins it; it ends when the value is dropped.
+    /// Begins strict accounting, which ends when the value is dropped.
     pub fn begin() -> Self {
         let is_beside = std::env::var_os("UZSWAP_TEST_BESIDE").is_some();
         assert!(!is_beside, "other tests would get no memory: name this in xtask/src/lanes.rs");
@@ -92,8 +92,8 @@ impl Limited {
         Self::of(group, bytes)
     }
 
-    /// Makes a group that is no trace for tests that have the machine, limited to `bytes`. `None`:
-    /// this process may make none.
+    /// Makes a group limited to `bytes` that tests with the machine do not take for a trace. `None`
+    /// if this process may make no group.
     pub fn beside(bytes: u64) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("limited-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));

@@ -1,10 +1,10 @@
-//! Uses its memory in every way that a program may, in several threads, and knows every byte. It
-//! runs in-process, in less memory than it uses.
+//! Uses its memory in every way that a program may, in several threads, and checks every byte. This
+//! program runs in-process, in less memory than it uses.
 //!
 //! `torture SECONDS SEED FOLDER`: threads write and check pages, map, unmap, move, drop and page
 //! out, read and write files, and fork children that check and change their copy. Signals interrupt
-//! them, and the handler uses such memory, too. Other children are killed at random. Prints one
-//! line. Ends with 1 at the first wrong byte.
+//! the threads, and the signals' handler uses memory that may be out, too. Other children are
+//! killed at random. Prints one line. Ends with 1 at the first wrong byte.
 
 #![expect(
     unsafe_code,
@@ -56,7 +56,7 @@ fn word(seed: u64, page: usize, version: u32, at: usize) -> u64 {
 fn map(at: *mut u64, pages: usize, flags: i32) -> *mut u64 {
     let (access, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags);
-    // SAFETY: a new mapping, or over one of the caller's.
+    // SAFETY: a new mapping, or one in place of a mapping of the caller's.
     let mapped = unsafe { libc::mmap(at.cast(), pages * PAGE, access, flags, -1, 0) };
     assert!(mapped != libc::MAP_FAILED, "mmap");
     mapped.cast()

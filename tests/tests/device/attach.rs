@@ -28,7 +28,7 @@ impl Redis {
     fn start(limited: &Limited) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (server, socket) = (folder.path().join("redis-server"), folder.path().join("socket"));
-        // The program is a Redis server if it is called by this name.
+        // The Redis tool acts as a server if it is called by this name.
         symlink("/usr/bin/redis-check-rdb", &server).unwrap();
         let [server, socket] = [&server, &socket].map(|path| path.to_str().unwrap());
         let server = limited.start(&[server, "--save", "", "--port", "0", "--unixsocket", socket]);
@@ -61,7 +61,7 @@ impl Redis {
     }
 
     fn fill(&mut self) {
-        // Pipelined, without waiting for each answer.
+        // Commands are pipelined, without waiting for each answer.
         for keys in (0..KEYS).collect::<Vec<_>>().chunks(500) {
             let commands: String =
                 keys.iter().map(|key| format!("SET k{key} {}\r\n", Self::value(*key))).collect();
@@ -165,7 +165,7 @@ fn the_limit_of_a_program_that_waits_most_of_the_time_goes_up_again() {
     let Some(machine) = Machine::take() else { return };
     let limited = Limited::new(1 << 30);
     let folder = limited.group.path().to_owned();
-    // Many processes, so that one waits most of the time, even on slow CPUs.
+    // There are many processes, so that one of them waits at most times, even on slow CPUs.
     let mut program = limited.start(&[program("churn").to_str().unwrap(), "300", "1000", "16"]);
     assert!(wait_for(|| limited.group.usage().current > 290 * MIB));
     let group = folder.display().to_string();

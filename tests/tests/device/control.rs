@@ -50,8 +50,8 @@ fn attributes_are_read_and_written_and_rubbish_is_refused() {
         ("memory", "99999999 offline"),
         ("memory", "0 absent"),
     ] {
-        // Meanwhile the pool may add sections. Only the first section and offline ones are
-        // compared, whose state a write could have changed.
+        // Meanwhile the pool may add sections. So this compares only the first section and offline
+        // sections, whose state a write could have changed.
         let kept = || match (name, read(name)) {
             ("memory", text) => {
                 let first = text.split([' ', ',', '\n']).nth(1).map(str::to_owned);

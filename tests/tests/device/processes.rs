@@ -114,8 +114,8 @@ fn a_keeper_killed_while_everything_is_read_back_takes_no_page_along() {
     served.terminate();
     std::thread::sleep(Duration::from_millis(800));
     assert!(served.is_on(), "it was too fast for this test");
-    // Kills the process as systemd does after TimeoutStopSec. The process that takes over is killed
-    // as well.
+    // Kills the keeper as systemd does after TimeoutStopSec. The process that takes over from it is
+    // killed as well.
     let daemon = process_of("daemon");
     served.child.kill().unwrap();
     served.child.wait().unwrap();
@@ -236,8 +236,8 @@ fn take_part_and_leave() {
     while !lines.next().unwrap().unwrap().contains("Left") {}
 }
 
-/// In an earlier version the keeper read a file that the daemon serves. Otherwise the kernel could
-/// not stop the keeper, and the machine could not sleep.
+/// In an earlier version the keeper read a file that the daemon serves. While the daemon was
+/// stopped, the kernel could not stop the keeper, and the machine could not sleep.
 #[test]
 fn a_keeper_does_not_wait_for_a_daemon_that_is_stopped() {
     let Some(machine) = Machine::take() else { return };
@@ -258,7 +258,7 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
     let Some(machine) = Machine::take() else { return };
     let run = idle_run();
     run.signal(libc::SIGSTOP);
-    // So many that the messages about them fill the run's socket.
+    // So often that the messages about it fill the run's socket.
     for _ in 0..600 {
         take_part_and_leave();
     }
@@ -276,7 +276,7 @@ fn a_run_that_is_stopped_keeps_neither_others_nor_the_next_daemon_waiting() {
 #[test]
 fn without_much_room_the_kernel_is_left_few_slots() {
     let Some(machine) = Machine::take() else { return };
-    // From the start, before any program is short of memory.
+    // Slots must be few from the start, before any program is short of memory.
     let options = ["--memory", "64M", "--pool", "24M", "--backing", "none", "--size", "1G"];
     let run = Run::start(&options, &["sleep", "600"]);
     run.wait_until_running();

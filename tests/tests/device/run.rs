@@ -28,7 +28,7 @@ fn a_program_that_needs_three_times_its_memory_finishes() {
     run.assert_code(0);
     assert_eq!(run.stdout(), "204800000\n");
     let memory = run.report["memory_peak"].as_u64().unwrap();
-    // Five times a 64th of the limit: the excess while nothing can be reclaimed for a moment.
+    // The excess is five times a 64th of the limit: for a moment nothing can be reclaimed.
     assert!(memory <= 69 << 20, "it took {memory} bytes");
     assert!(run.statistic("pages_swapped_out") > 20_000, "{}", run.report);
     let ratio = run.report["ratio"].as_f64().unwrap();
@@ -43,7 +43,7 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     let Some(_machine) = Machine::take() else { return };
     const MEMORY: u64 = 192 << 20;
     let options = ["--memory", "192M", "--include-pool", "--pool", "128M", "--backing", "none"];
-    // After swapping it waits, so that its limit is that of the last check.
+    // After swapping, the program waits, so that its limit is that of the last check.
     let gate = Gate::new();
     let script = format!("{HUNGRY}\nopen('{}').read()", gate.path().display());
     let run = Run::start(&options, &["python3", "-c", &script]);
@@ -59,8 +59,8 @@ fn a_pool_that_is_included_leaves_the_command_the_rest() {
     run.finish().assert_code(0);
 }
 
-/// A process that serves I/O may not wait for I/O. A command with that mark would find no memory to
-/// swap out.
+/// A process with the mark *serves I/O* may not wait for I/O. A command with that mark could not
+/// swap memory out when it needs some.
 #[test]
 fn the_command_is_not_marked_as_serving_io() {
     const MEMALLOC_NOIO_OR_LOCAL_THROTTLE: u64 = 0x80000 | 0x10_0000;

@@ -33,7 +33,8 @@ fn sigterm_reads_every_page_back_before_the_device_goes() {
     // Enough to read the pages back.
     limited.group.set_limit(1 << 30, 0).unwrap();
 
-    // Without enough memory the kernel refuses to switch an area off. Then it must stay served.
+    // Without enough memory the kernel refuses to switch an area off. Then the daemon must go on
+    // serving the area.
     {
         let _strict = StrictCommit::begin();
         served.terminate();
@@ -76,9 +77,9 @@ fn systemd_is_told_when_the_kernel_swaps_to_it() {
     assert_eq!(served.wait().unwrap().code(), Some(0));
 }
 
-/// Has 700 MiB of text with numbers. Has the kernel page it out for each line of its input, and
-/// checks each page at the end of the input. Each time it first reads all pages, because the kernel
-/// does not page out a page again that was not used since.
+/// Keeps 700 MiB of text with numbers. For each line of its input, makes the kernel page the text
+/// out. At the end of the input, checks each page. Before each page-out it reads all pages, because
+/// the kernel does not page out again a page that was not used since.
 const PAGED_OUT: &str = r"
 import mmap, sys, time
 PAGES, MADV_PAGEOUT = 180000, 21

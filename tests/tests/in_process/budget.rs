@@ -73,7 +73,7 @@ static int herd(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
-/// Forks that write to all that they share, and stay for a moment.
+/// Forks that write to all memory that they share, and stay for a moment.
 static int share(int count) {
     unsigned char **pieces = fill(count);
     int sum = 0;
@@ -115,7 +115,8 @@ static int little(int count) {
     for (int status = 0; wait(&status) > 0;) sum += status;
     return sum;
 }
-/// In pieces that are allocated as a whole and filled immediately, or mapped already filled.
+/// Takes memory in pieces that are allocated as a whole and filled immediately, or mapped already
+/// filled.
 static int rush(int count) {
     enum { PIECE = 16 * BYTES };
     unsigned char *pieces[64];
@@ -161,7 +162,7 @@ static int idle(int count) {
     int child = fork();
     unsigned char **pieces = fill(count);
     if (child == 0) {
-        // It ends with the parent, too.
+        // The child also ends with its parent.
         close(end[1]);
         struct pollfd is_over = {.fd = end[0], .events = POLLIN};
         for (unsigned turn = 0; poll(&is_over, 1, 0) == 0; turn++)
@@ -196,17 +197,18 @@ int main(int words, char **word) {
 }
 "#;
 
-/// The excess of a single process for a moment: uzswap takes over the process when a quarter of the
+/// The excess of a single process for a moment: uzswap takes the process over when a quarter of the
 /// budget is left, and the takeover needs memory.
 const ALONE: u64 = 16 << 20;
-/// The excess of several processes: a new one gets its share before the others have given it back.
-/// After a fork, writes copy shared pages faster than other pages leave.
+/// The excess of several processes: a new process gets its share before the others have given that
+/// memory back. After a fork, writes copy shared pages faster than other pages leave.
 const TOGETHER: u64 = 48 << 20;
-/// The excess of 24 processes that start and end at the same time. Where the CPUs are busy, those
-/// that ran first have all of their memory by the time that the others are taken over, which costs
-/// 6 MiB each. The excess was 3 to 56 MiB in eleven runs on two CPUs at a load of 12 to 60. It was
-/// 17 to 63 when each process took all memory that another left at its end. It was 343 MiB without
-/// counting, and 130 MiB when the others left no room for the take-overs.
+/// The excess of 24 processes that start and end at the same time. Where the CPUs are busy, the
+/// processes that ran first have all of their memory when the others are taken over. Each take-over
+/// costs 6 MiB. The excess was 3 to 56 MiB in eleven runs on two CPUs at a load of 12 to 60. It was
+/// 17 to 63 MiB when each process took all memory that an ending process left. It was 343 MiB when
+/// only the watching thread measured memory, and 130 MiB when the others left no room for the
+/// take-overs.
 const AT_ONCE: u64 = 80 << 20;
 
 /// Runs the program in this memory. It must succeed, and exceed the budget by at most `beyond`.
@@ -222,7 +224,8 @@ fn check_with(options: &[&str], words: &[&str], mib: u64, beyond: u64) -> (Strin
     (said, peak)
 }
 
-/// Runs the program with options and variables. It must succeed. Returns the same.
+/// Runs the program with options and variables. The program must succeed. Returns the same as
+/// [`check_with`].
 fn run(variables: &[(&str, &str)], options: &[&str], words: &[&str], mib: u64) -> (String, u64) {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), PROGRAM, &[]);
@@ -237,8 +240,8 @@ fn run(variables: &[(&str, &str)], options: &[&str], words: &[&str], mib: u64) -
     (said, peak)
 }
 
-/// Makes runs one after another, because each would delay the other's threads, which must check in
-/// time.
+/// Makes the runs one after another: each would delay the threads of another run, which must
+/// measure memory in time.
 #[test]
 fn processes_keep_near_to_the_budget() {
     check(&["rush", "192"], 64, ALONE);
@@ -250,8 +253,8 @@ fn processes_keep_near_to_the_budget() {
     assert!(said.contains("suspended a process"), "in turns they all fit: {said}");
 }
 
-/// Two processes have 48 MiB each, in 64 MiB. One waits for the other. With equal shares it would
-/// keep 32 MiB, and the other would fault all the time.
+/// Two processes have 48 MiB each, in 64 MiB. One waits for the other. With equal shares the
+/// waiting process would keep 32 MiB, and the other would fault all the time.
 #[test]
 fn a_process_that_waits_leaves_its_memory_to_one_that_works() {
     check(&["idle", "48"], 64, TOGETHER);
@@ -264,9 +267,9 @@ fn a_run_says_that_forks_had_more_than_its_limit() {
     assert!(peak < 80 << 20 || said.contains("processes were forks, with"), "{said}");
 }
 
-/// With equal shares they would have 4 or 8 MiB each, nearly all of it for the pager's tables and
-/// buffers. An earlier version ended a program because of that, or let all programs wait for each
-/// other.
+/// With equal shares the processes would have 4 or 8 MiB each, nearly all of it for the pager's
+/// tables and buffers. An earlier version ended a program because of that, or let all programs wait
+/// for each other.
 #[test]
 fn processes_whose_parts_are_too_small_all_end_and_the_report_says_that_they_need_more() {
     for (count, cpus) in [("4", "2"), ("4", "16"), ("8", "16")] {
@@ -279,7 +282,7 @@ fn processes_whose_parts_are_too_small_all_end_and_the_report_says_that_they_nee
         let told: f64 = told.unwrap().parse().unwrap();
         assert!(is_said || told <= 32.0 * 1.15, "{said}");
         let is_named = said.contains("32.0 MiB are too few for so many at once");
-        // Four processes grow to this for a moment, before they are taken over.
+        // Four processes together may reach this peak for a moment, before they are taken over.
         assert!(peak < 80 << 20 || is_named, "{} KiB: {said}", peak >> 10);
     }
 }

@@ -76,13 +76,13 @@ for turn in range(2):
 "#;
 
 /// Runs a Python program with the budget that the limit gives. Returns the report. The kernel must
-/// not have killed. `None`, with a message: no group can be made.
+/// not have killed a process. `None`, with a message, if no group can be made.
 fn run(limit: u64, text: &str, words: &[&str]) -> Option<String> {
     let Some(limited) = Limited::beside(limit) else {
         skip("only root can limit memory");
         return None;
     };
-    // An error: no such switch. Then there is no swap, either.
+    // An error means that there is no such switch. Then there is no swap, either.
     let _ = fs::write(limited.group.path().join("memory.swappiness"), "0");
     let _ = fs::write(limited.group.path().join("memory.swap.max"), "0");
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -13,7 +13,7 @@ use uzswap_tests::{as_nobody, compile, forking_heap, functions_in_c, is_full};
 
 /// Runs a program under Docker's default profile for a container without capabilities (moby,
 /// profiles, seccomp/default.json of 2026). On x86-64 it denies this list and `clone` of
-/// namespaces, and answers `clone3` as if that did not exist. Another argument denies a single
+/// namespaces, and answers `clone3` as if that did not exist. A further argument denies a single
 /// call, instead of the list or besides it.
 const FILTER: &str = r#"
 import ctypes, os, struct, sys
@@ -60,8 +60,8 @@ fn run_under(which: &str, folder: &Path, means: &str, words: &[&str]) -> Output 
     command.output().unwrap()
 }
 
-/// Runs a command in this memory under the filter, by each means. It must be taken over, succeed,
-/// and have the same output as alone.
+/// Runs a command in this memory under the filter, by each means. The command must be taken over,
+/// succeed, and have the same output as alone.
 fn check(folder: &Path, memory: &str, words: &[&str]) {
     let options = ["run", "--in-process", "--memory", memory, "--"];
     for (means, by) in MEANS {
@@ -69,7 +69,7 @@ fn check(folder: &Path, memory: &str, words: &[&str]) {
         let said = String::from_utf8_lossy(&with.stderr);
         assert!(with.status.success(), "{}: {said}", with.status);
         assert!(said.contains("kept small") && !said.contains(" 0 processes"), "{said}");
-        // If the kernel has no guards, the first means is protection, too.
+        // If the kernel has no guards, uzswap uses protection in the first run, too.
         assert!(said.contains(by) || said.contains(MEANS[1].1), "{said}");
         compare(folder, words, &with);
     }
@@ -97,9 +97,8 @@ fn under_dockers_profile_gcc_makes_the_same_object_in_half_of_its_memory() {
     check(folder.path(), "32M", &["sh", "-c", command]);
 }
 
-/// The program's own inaccessible memory and its own faults stay its own. Its handler of SIGSEGV
-/// runs only for its own page. Memory that it protects, opens again, moves and drops keeps its
-/// content.
+/// The program has inaccessible memory of its own. Its handler of SIGSEGV must run only for faults
+/// there. Memory that the program protects, opens again, moves and drops must keep its content.
 const OWN_FAULTS: &str = r#"
 #define _GNU_SOURCE
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-//! The fast path of a system call keeps only SSE registers: this test reads the machine code
-//! that it reaches, instruction by instruction.
+//! The fast path of a system call keeps only SSE registers: this test reads the machine code that
+//! it reaches, instruction by instruction.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -32,7 +32,7 @@ const ALLOWED: [CpuidFeature; 16] = [
     CpuidFeature::CET_IBT,
 ];
 
-/// Functions that are not followed: they end the process, or were called before anything was
+/// Functions that the test does not follow: they end the process, or ran once before any call was
 /// replaced.
 const ENDS: [&str; 3] = ["panicking", "_fail", "__tls_get_addr"];
 
@@ -94,8 +94,8 @@ impl<'a> Library<'a> {
         self.linked[&jump.unwrap().ip_rel_memory_address()]
     }
 
-    /// The targets of an instruction, besides the next instruction: of its jump or call, and the
-    /// address that it takes.
+    /// The targets of an instruction, besides the next instruction: that of its jump or call, and
+    /// an address of code that it loads.
     fn targets(&self, instruction: &Instruction) -> Vec<Result<u64, &'a str>> {
         let mut targets = Vec::new();
         let is_jump = instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near();

@@ -1,5 +1,5 @@
 //! `uzswap run --in-process`: signals, stacks, forks and calls work in a part of the memory as they
-//! do in all of it. Each habit is a function of a program in `habits/`. It prints a few lines,
+//! do in all of it. Each habit is a function of a program in `habits/`, and prints a few lines,
 //! which must be the same in both cases.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -55,7 +55,7 @@ fn compare_with(program: &str, habits: &[&str], before: &str) {
         let with = run(folder.path(), &format!("{before} {RUN} ./program {habit}"));
         assert_eq!(said(&with), said(&alone), "{habit}");
         let told = String::from_utf8_lossy(&with.stderr).into_owned();
-        // The last one holds the dynamic linker's lock, for which the take-over may wait too long.
+        // `meanwhile` holds the dynamic linker's lock, for which the take-over may wait too long.
         let has_room = ["locked", "stopped", "meanwhile"].contains(habit);
         assert!(has_room || !told.contains("memory of 0 processes"), "{habit}: {told}");
     }
@@ -220,7 +220,7 @@ fn stays(output: &Output, why: &str) -> f64 {
 fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
     let folder = folder("mappings.c");
     let with = run(folder.path(), &format!("UZSWAP_MEANS=guards {RUN} ./program written_code"));
-    // Both parts, each of 12 MiB, except a few pages.
+    // The report names both parts, each of 12 MiB, except a few pages.
     let mib = stays(&with, "this memory is code");
     assert!((20.0..28.0).contains(&mib), "{mib} MiB: {}", said(&with));
     let told = String::from_utf8_lossy(&with.stderr);
@@ -262,7 +262,7 @@ fn libraries_of_other_namespaces_see_memory_that_is_out() {
         let before = format!("export UZSWAP_MEANS={means};");
         compare_with("libraries.c", &["early_namespace", "late_namespace"], &before);
     }
-    // A debug build has more variables in each thread than there is room for beside these.
+    // The thread-local variables of a debug build do not fit beside those of the audit library.
     let room = "export GLIBC_TUNABLES=glibc.rtld.optional_static_tls=8192;";
     let before = format!("{room} export LD_AUDIT=./audit.so;");
     compare_with("libraries.c", &["audited"], &before);

@@ -37,8 +37,8 @@ fn number(name: &str) -> Option<u64> {
     Some(hex.unwrap_or_else(|| text.parse()).expect("a number"))
 }
 
-/// Runs a history alone and in both ways. Returns the differences, and true if pages left in both
-/// ways.
+/// Runs a history alone, and in-process in both ways. Returns the differences, and true if pages
+/// left in both ways.
 fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
     let alone = rig.run(history, Way::Alone);
     // These statuses mean that the history itself is at fault.
@@ -66,7 +66,8 @@ fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
 /// Histories of `./check` and of `./check --full`, the same on each machine.
 const COUNTS: [u64; 2] = [6, 60];
 
-/// Runs the history of a seed and prints each difference. `None` if it differs, true if pages left.
+/// Runs the history of a seed and prints each difference. `None` if there is a difference; true if
+/// pages left.
 fn check(rig: &Rig, seed: u64) -> Option<bool> {
     let history = generate::history(seed);
     let (differences, has_left) = try_both(rig, &history);

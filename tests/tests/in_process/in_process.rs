@@ -176,7 +176,8 @@ int main(void) {
 
 #[test]
 fn a_handler_on_a_small_stack_of_its_own_writes_over_nothing() {
-    // Looking up a function at its first call would take much of the stack.
+    // Without this option the dynamic linker would look a function up at its first call, which
+    // takes much of the stack.
     compare_compiled(SMALL_STACK, &["-Wl,-z,now"], "40M");
 }
 
@@ -324,7 +325,7 @@ fn an_allocator_of_the_programs_own_may_hold_its_lock_while_it_takes_memory() {
 }
 
 /// Gives 64 KiB of present memory back in any thread that asks for memory, as jemalloc does. In a
-/// fork the first ones to ask are our threads, and the thread that starts them.
+/// fork, the first threads to ask are our threads, and the thread that starts them.
 const GIVES_BACK: &str = r#"
 enum { PAGE = 4096, PAGES = 12288, RECENT = 1024, EACH = 16 };
 static char *pages;
@@ -437,7 +438,8 @@ fn a_program_may_have_the_descriptors_that_it_asks_for() {
     compare_compiled(DESCRIPTORS, &[], "32M");
 }
 
-/// A process with one thread may make calls that others may not (`unshare`), and starts faster.
+/// A process with one thread may make calls that processes with several threads may not
+/// (`unshare`), and starts faster.
 #[test]
 fn a_small_program_has_no_thread_of_ours() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -470,8 +472,8 @@ fn load_control_suspends_compilers_and_all_end_well() {
     assert!(report["load_control"]["suspensions"].as_u64() > Some(0), "{report}");
 }
 
-/// The next run removes the file of a killed run, unless the file is locked: then it belongs to a
-/// run in another PID namespace, whose processes have other numbers.
+/// The next run removes the file of a killed run, unless the file is locked. A locked file belongs
+/// to a run in another PID namespace, whose processes have other numbers.
 #[test]
 fn a_run_removes_the_files_that_a_killed_run_has_left() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -498,7 +500,7 @@ fn a_run_removes_the_files_that_a_killed_run_has_left() {
     let group = Pid::from_child(&killed);
     rustix::process::kill_process_group(group, Signal::KILL).unwrap();
     assert!(!killed.wait().unwrap().success());
-    // The run's command may exist until the parent has waited for it.
+    // The killed run's command may exist until its parent has waited for it.
     assert!(wait_for(|| rustix::process::test_kill_process_group(group).is_err()));
     let held = fs::File::open(&file).unwrap();
     held.lock_shared().unwrap();

@@ -1,5 +1,5 @@
 //! `uzswap run --in-process`: programs of another C library, musl, are not kept small. They run as
-//! without uzswap, whether the command is such a program or a program of glibc starts it.
+//! without uzswap, both as the command and when a program of glibc starts them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -80,7 +80,8 @@ int main(void) {
         for (struct dirent *task; (task = readdir(tasks)) != NULL;) threads += *task->d_name != '.';
         closedir(tasks);
         printf("%d %d %d\n", has_preload, has_agent, threads);
-        // 60 MiB that it frees immediately, and then 20 that it keeps.
+        // Allocates 60 MiB, and frees each block immediately. Then allocates 20 MiB, and keeps
+        // them.
         for (int i = 0; !step && i < 60 * 16; i++) free(memset(malloc(65536), 1, 65536));
         for (int i = 0; !step && i < 20; i++) memset(malloc(1 << 20), 1, 1 << 20);
         if (!step) usleep(300000);
@@ -154,8 +155,9 @@ int main(void) {
     said(&run(folder.path(), "1G", &["./program"]));
 }
 
-/// Processes in which a thread forks all the time; the children load a library. Another thread
-/// allocates so much that the agent is loaded. A child that finds a lock taken ends by a signal.
+/// Processes in which one thread forks all the time, and the children load a library. Another
+/// thread allocates so much that the agent is loaded. A child that finds a lock taken would hang,
+/// and ends by a signal.
 const FORKING: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -364,7 +366,7 @@ fn a_search_for_an_allocator_may_ask_for_memory_itself() {
     );
     fs::write(folder.path().join("old.c"), OLD_DLSYM).unwrap();
     make_library(folder.path(), "old.c", "old.so");
-    // Behind our library, which calls it, so that it searches the libraries after ours.
+    // This library comes after ours, which calls it. So its search covers the libraries after ours.
     let program = ["sh", "-c", "LD_PRELOAD=$LD_PRELOAD:./old.so exec ./program"];
     let output = run(folder.path(), "64M", &program);
     let said = said(&output);
@@ -498,8 +500,8 @@ fn threads_of_ours_have_room_beside_large_variables_of_each_thread() {
     }
 }
 
-/// Functions that the agent imports. A library of the program may define each of them, too. That
-/// function would then run in our threads, whose memory must not leave.
+/// Functions that the agent imports. A library of the program may define the same functions. The
+/// library's function would then run in our threads, for which no memory may be out.
 const IMPORTS: &str = "
     memcmp bcmp memcpy memmove memset strlen
     pthread_attr_destroy pthread_attr_init pthread_attr_setstack pthread_attr_setstacksize

@@ -30,7 +30,7 @@ sys.stdin.readline()
 print(digest(pages) == digest(content()), flush=True)
 ";
 
-/// Pages of the heap, and its memory: a quarter of that.
+/// The number of the heap's pages, and the memory of the run, which is a quarter of the heap.
 fn sizes() -> (&'static str, &'static str) {
     if is_full() { ("250000", "256M") } else { ("60000", "64M") }
 }
@@ -72,7 +72,7 @@ impl Heap {
         Self { child, out }
     }
 
-    /// Lets it compare all pages. Returns its output and its end.
+    /// Lets the program compare all pages. Returns its lines, and its output at the end.
     fn compare(mut self) -> (String, Output) {
         self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
         let mut text = String::new();

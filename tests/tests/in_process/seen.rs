@@ -124,8 +124,8 @@ impl Drop for Suspended {
     }
 }
 
-/// A thread changes the access of memory that is out: by guards, all of it comes in first. Another
-/// thread forks. Tells its number, and then each fork.
+/// A thread changes the access of memory that is out. With guards, all of that memory comes in
+/// first. Another thread forks. The program prints its number, and then a line for each fork.
 const FORKS: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -164,8 +164,8 @@ int main(void) {
 }
 "#;
 
-/// While a suspended process has no room, one thread waits for some with the memory's layout
-/// locked, and another one forks.
+/// A suspended process gets no room. One of its threads waits for room while it has the layout
+/// locked, and another thread forks.
 #[test]
 fn a_suspended_process_that_forks_goes_on_when_it_is_resumed() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();

@@ -31,7 +31,7 @@ fn check_compiled(text: &str) {
     check_command(folder.path(), &["./program"]);
 }
 
-/// A thread fills memory until the program was taken over, and reads the memory.
+/// A thread fills memory until the program is taken over, and then reads the memory.
 const GROW: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -77,8 +77,9 @@ fn a_program_whose_first_thread_has_ended_is_taken_over() {
     check_compiled(&[GROW, FIRST_ENDED].concat());
 }
 
-/// System calls without memory that the kernel does not restart after a signal. One has its number
-/// in the code. Another has it in a register, like all waiting calls of glibc since 2.41.
+/// System calls without memory that the kernel does not restart after a signal. One call has its
+/// number in the code. Another call has its number in a register, like all waiting calls of glibc
+/// since 2.41.
 const WAITING: &str = r#"
 static volatile int is_done;
 static __thread volatile int has_rung;
@@ -124,8 +125,8 @@ fn a_thread_that_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
     check_compiled(&[GROW, WAITING].concat());
 }
 
-/// Buffers of waiting calls leave unless they are pinned. Answers that the kernel has already taken
-/// off its lists would then be lost.
+/// Buffers of waiting calls leave unless they are pinned. If a buffer is out, an answer that the
+/// kernel has already taken off its list is lost.
 const ANSWERS: &str = r#"
 import ctypes, os, socket, subprocess, threading, time
 calls = ctypes.CDLL(None, use_errno=True)
@@ -265,8 +266,8 @@ fn memory_of_a_waiting_call_may_be_given_back_meanwhile() {
     check(GIVEN_BACK);
 }
 
-/// A page was locked for a while and then given to the program. To the kernel, the mapping around
-/// it is several mappings, and the kernel moves one at a time.
+/// A page was locked for a while, and uzswap has given it back to the program. To the kernel, the
+/// mapping around that page is several mappings, and the kernel moves only one at a time.
 const MOVED: &str = r#"
 import ctypes, os, time
 calls = ctypes.CDLL(None, use_errno=True)

@@ -120,8 +120,8 @@ fn a_kernel_with_other_pages_is_named() {
     assert_eq!(said.matches("this kernel's pages").count(), 1, "{said}");
 }
 
-/// A program with 40 MiB. It gets them from the kernel itself, by the C library's `syscall`, or by
-/// the C library's functions for aligned memory.
+/// A program with 40 MiB. It gets this memory by its own system call, by the C library's `syscall`,
+/// or by the C library's functions for aligned memory.
 const OWN_CALLS: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -247,7 +247,7 @@ fn a_program_with_a_child_in_its_memory_is_named_and_the_child_is_not() {
     assert_eq!(count, 1, "{output:?}");
 }
 
-/// Runs `program` by this sandbox command; `None` if sandboxes are denied.
+/// Runs `program` in a sandbox, by this command. `None` if sandboxes are denied.
 fn in_sandbox(folder: &Path, memory: &str, sandbox: &[&str]) -> Option<Output> {
     let mut tried = as_nobody(folder);
     let is_permitted = tried.args(sandbox).arg("true").output().is_ok_and(|o| o.status.success());
@@ -287,7 +287,7 @@ fn a_program_in_a_sandbox_with_another_dev_is_named() {
     }
 }
 
-/// Permits all calls but one, which becomes a signal. Then grows.
+/// Permits all calls but one, which the filter turns into a signal. Then grows.
 const FILTERED: &str = r#"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -46,7 +46,7 @@ fn expect(run: &Run, states: &str, cpus_up: usize) {
     assert!(wait_for(is_so), "{}, {} threads; not {states}, {wanted}", cpus(run), threads());
 }
 
-/// A setting for the second CPU, if the machine has two and the second can be taken off.
+/// A setting for the second CPU, if the machine has two and the second can go offline.
 fn two_cpus() -> Option<Setting> {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
     let setting = (online.trim() == "0-1").then(|| Setting::set(ONLINE, "1")).flatten();

@@ -31,7 +31,7 @@ impl Monitor {
             return None;
         };
         let file = File::options().write(true).open(&line).unwrap();
-        // Raw, and without an echo.
+        // The line must be raw, and without an echo.
         let set = Command::new("stty").args(["-F", &line, "raw", "-echo"]).status().unwrap();
         assert!(set.success());
         Some(Self(file))

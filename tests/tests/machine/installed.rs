@@ -15,8 +15,8 @@ const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
 const MIRROR: &str = "http://deb.debian.org/debian";
 /// The newest version of the C library that the files may need.
 const GLIBC_MAX: (u32, u32) = (2, 28);
-/// The newest glibc version that the preloaded library may ask for. No program starts if its C
-/// library, such as another root's, lacks a version that a preloaded library asks for.
+/// The newest glibc version that the preloaded library may ask for. A program does not start if its
+/// C library, such as that of another root, lacks a version that a preloaded library asks for.
 const PRELOADED_GLIBC_MAX: (u32, u32) = (2, 18);
 
 /// The folder of all builds.
@@ -79,7 +79,7 @@ fn made_once(name: &str, suite: &str, packages: &str) -> PathBuf {
     let root = target().join("roots").join(name);
     if !root.exists() {
         fs::create_dir_all(root.parent().unwrap()).unwrap();
-        // An interrupted run starts anew.
+        // If a run was interrupted, the next run starts anew.
         let fresh = root.with_extension("new");
         let _ = fs::remove_dir_all(&fresh);
         let mut make = Command::new("mmdebstrap");
@@ -91,7 +91,7 @@ fn made_once(name: &str, suite: &str, packages: &str) -> PathBuf {
 }
 
 /// Runs a script in the root as an ordinary user without a network, in a folder /work with `files`.
-/// Only one test at a time may use that folder. The mounts go with the namespace.
+/// Only one test at a time may use that folder. The mounts end with the namespace.
 fn run_in(root: &Path, files: &[&Path], script: &str) -> Output {
     static WORK: Mutex<()> = Mutex::new(());
     let _one = WORK.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +192,7 @@ fn the_wheel_asks_for_an_old_c_library() {
     assert_eq!(unpacked(&wheel(), folder.path(), "objdump"), names);
 }
 
-/// Runs by QEMU's user emulation, with the C library that it was built against.
+/// The program runs by QEMU's user emulation, with the C library against which it was built.
 #[test]
 fn the_wheel_for_aarch64_has_a_program_that_runs_and_the_module() {
     if is_skipped() {
@@ -202,7 +202,7 @@ fn the_wheel_for_aarch64_has_a_program_that_runs_and_the_module() {
     let wheel = made("uzswap-", "aarch64.whl");
     let found = unpacked(&wheel, folder.path(), "aarch64-linux-gnu-objdump");
     assert_eq!(found, ["_uzswap.abi3.so", "uzswap"]);
-    // pip would make the program executable. No installer has run here.
+    // pip would make the program executable, but no installer has run here.
     let find = ["-path", "*/scripts/uzswap", "-exec", "chmod", "+x", "{}", ";", "-print"];
     let program = succeed(Command::new("find").arg(folder.path()).args(find)).stdout;
     let sysroot = target().join("sysroot/aarch64/bullseye");
@@ -236,7 +236,7 @@ fn the_tarball_is_unpacked_and_runs_on_debian_11_12_and_13() {
     }
     let tarball = tarball();
     let name = tarball.file_name().unwrap().to_string_lossy().into_owned();
-    // From another folder that no user may write, by a link.
+    // The program runs by a link from another folder, which no user may write.
     let install = format!(
         "mkdir t && tar -xzf {name} -C t && chmod -R a-w t && ln -s t/uzswap-*/bin/uzswap linked"
     );
@@ -271,7 +271,7 @@ const ENGINE: &str = r#"
 /// The parent of the containers' groups.
 const GROUP: &str = "uzswap-test-engine";
 
-/// Removes the groups of containers, of a run that was killed too.
+/// Removes the groups of containers, also those of a run that was killed.
 struct Groups;
 
 impl Drop for Groups {
@@ -284,8 +284,8 @@ impl Drop for Groups {
     }
 }
 
-/// The commands of docs/containers.md. The last three lines are the program's time, in ms, without
-/// a limit, by Docker's profile, and by the one with userfaultfd.
+/// The commands of docs/containers.md. The last three lines are the program's time, in ms: without
+/// a limit, under Docker's profile, and under the profile that permits userfaultfd.
 const CONTAINERS: &str = r#"
 mkdir -p context
 cp uzswap-*.tar.gz context
@@ -322,8 +322,8 @@ fn an_image_runs_in_a_container_of_docker_with_its_default_profile() {
     let work = root.join("work");
     let _ = fs::remove_dir_all(&work);
     fs::create_dir_all(&work).unwrap();
-    // Without a fork. The pages that a fork copies by its writes do not wait for memory. They may
-    // take more than an eighth of the limit.
+    // The program here must not fork. Pages that are copied because a fork writes to them do not
+    // wait for memory, and may take more than an eighth of the limit.
     let has_fork = |line: &&str| line.contains("os.fork") || line.contains("os.wait");
     let lines: Vec<_> = PROGRAM.lines().filter(|line| !has_fork(line)).collect();
     fs::write(work.join("program.py"), lines.join("\n")).unwrap();

@@ -64,7 +64,7 @@ fn traces() -> Vec<String> {
         "find",
         &["/etc", "/usr", "/var/lib", "/run", "-xdev", "-iname", "*uzswap*", "-print"],
     );
-    // Runs without the lock of these tests.
+    // The lock of these tests is no trace.
     found.lines().filter(|path| !path.contains("uzswap-tests")).map(str::to_owned).collect()
 }
 

@@ -25,8 +25,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// An environment with programs from PyPI, which is made once, the module from these sources (its
-/// Python half), and the built program. Only one test at a time may change it.
+/// An environment with three parts: programs from PyPI, which are installed once, the Python half
+/// of the module from these sources, and the built program. Only one test at a time may change it.
 fn environment(packages: &[&str]) -> PathBuf {
     static CHANGE: Mutex<()> = Mutex::new(());
     let _one = CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ fn with_program(command: &str, environment: &Path) -> Command {
     command
 }
 
-/// A notebook that keeps 260 MB, calls the magic, and reads all of them.
+/// A notebook that keeps 260 MB, calls the line magic, and reads all of this memory.
 const NOTEBOOK: &str = r#"
 import nbformat, nbclient, sys
 cells = ["pages = [bytes([i % 251]) * 600 + str(i).encode() for i in range(400000)]",
@@ -108,8 +108,8 @@ print(sums.hexdigest())",
     println!("{figures}");
 }
 
-/// Runs the steps of a composite action by `bash`, with these inputs and the defaults of the
-/// others. No wheel is needed: pip is a program that does nothing.
+/// Runs the steps of a composite action by `bash`, with these inputs, and the defaults of all other
+/// inputs. No wheel is needed: pip is a program that does nothing.
 const STEPS: &str = r#"
 import os, re, subprocess, sys, yaml
 action = yaml.safe_load(open(sys.argv[1]))

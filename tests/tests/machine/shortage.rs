@@ -75,7 +75,8 @@ fn the_daemon_survives_a_machine_without_memory() {
     let mut serve = Command::new(program("uzswap"))
         .args(["serve", "--size", "1G", "--pool", "192M", "--backing", "none"])
         .stdout(Stdio::null())
-        // In the middle of a line, the output would be taken for the test's result.
+        // This output must not appear in the middle of a line, where it would be taken for the
+        // test's result.
         .stderr(said.reopen().expect("it is there"))
         .spawn()
         .expect("uzswap runs");

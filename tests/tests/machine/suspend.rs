@@ -65,7 +65,8 @@ fn every_page_is_there_when_the_machine_wakes() {
     assert_eq!(said.next().unwrap().unwrap(), "filled");
     assert!(wait_for(|| served.swapped_out() > 5000));
     let daemon = process_of("daemon");
-    // While the keeper read a file of the daemon, the kernel gave up in four of seven attempts.
+    // In a version whose keeper read a file of the daemon, the kernel gave up in four of seven
+    // attempts.
     assert!((0..4).all(|_| sleep()));
     drop(keeper.stdin.take());
     assert_eq!(said.next().unwrap().unwrap(), "True");

@@ -132,7 +132,7 @@ impl Budgeted {
 impl Drop for Budgeted {
     fn drop(&mut self) {
         output("systemctl", &["stop", "lab-budget"]);
-        // It fails if they do not exist.
+        // The removal fails if the files do not exist.
         let _ = fs::remove_file(Self::SERVICE);
         let _ = fs::remove_dir_all(Self::FOLDER);
         output("systemctl", &["daemon-reload"]);
@@ -308,7 +308,7 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         output("systemctl", &["stop", "systemd-oomd"]);
-        // It fails if they do not exist.
+        // The removal fails if the files do not exist.
         Self::FILES.iter().for_each(|(path, _)| _ = fs::remove_file(path));
         output("systemctl", &["daemon-reload"]);
     }

@@ -84,8 +84,8 @@ fn a_recorded_program_computes_the_same_and_its_forks_are_recorded_too() {
     shown(folder, &["trace", "heap.trace", "--export", "heap.oracle"]);
     let bytes = fs::metadata(folder.join("heap.oracle")).unwrap().len();
     assert!(bytes.is_multiple_of(24) && bytes / 24 >= touches, "{bytes}");
-    // With more memory there are fewer faults. Of the policies that bring in one page, none has
-    // fewer than the optimum.
+    // With more memory there are fewer faults. No policy that brings in one page at a time has
+    // fewer faults than the optimum.
     let words = ["simulate", "heap.trace", "--memory", "24M,48M", "--policy", "order,lru,belady"];
     let table = shown(folder, &words);
     let faults = |memory: &str, policy: &str| {

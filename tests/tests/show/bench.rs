@@ -71,7 +71,8 @@ fn numpy_compares_regions_with_plain_arrays_and_memmap() {
     let Some(_machine) = Machine::take() else { return };
     let mut numpy = Command::new(program("uzswap-bench"));
     if !is_full() {
-        // The module is compiled as for other tests. For speed, that takes minutes.
+        // The module is compiled with the profile of the other tests. An optimized build would take
+        // minutes.
         numpy.env("MATURIN_PEP517_ARGS", "--locked --profile dev");
     }
     let text =
@@ -176,7 +177,7 @@ fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
     }
     machine.assert_as_before();
 
-    // Killed while the disk is throttled. The next benchmark removes the limit.
+    // This benchmark is killed while the disk is throttled. The next benchmark removes the limit.
     let throttled = || {
         let path = "/sys/fs/cgroup/blkio/blkio.throttle.write_iops_device";
         fs::read_to_string(path).is_ok_and(|text| !text.is_empty())
@@ -215,7 +216,7 @@ fn wrong_use_is_one_line() {
 #[test]
 fn without_root_the_benchmark_asks_for_root() {
     let Some(_machine) = Machine::take() else { return };
-    // Copies it to a folder where every user can execute it.
+    // Copies the program to a folder where every user can execute it.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("uzswap-bench");

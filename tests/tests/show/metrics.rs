@@ -277,7 +277,7 @@ fn many_connections_neither_end_the_exporter_nor_make_it_large() {
     use std::os::fd::OwnedFd;
     let address = format!("127.0.0.1:{}", free_port());
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    // With few descriptors left, as after a client that opens many connections.
+    // The exporter has few descriptors left, as after a client has opened many connections.
     let child = Command::new("prlimit")
         .arg("--nofile=40:40")
         .arg(program("uzswap"))

@@ -57,7 +57,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // It has ended with its program.
+        // The server has usually ended with its program.
         tmux(&["kill-server"]);
     }
 }
@@ -140,7 +140,7 @@ fn top_shows_the_cache_and_keys_change_it() {
 
 /// The former screen is back, keys are echoed, and the program has ended.
 fn assert_the_terminal_is_as_before() {
-    // After a resize tmux may show lines of the other screen above.
+    // After a resize, tmux may show lines of the former screen above.
     let is_as_before = || Screen::text().contains("ended\nas before\n");
     assert!(wait_for(is_as_before), "{}", Screen::text());
 }
@@ -168,7 +168,7 @@ fn a_signal_and_a_closed_terminal_end_top() {
 /// A process with more swapped memory than any other, in a group of its own.
 struct Most {
     limited: Limited,
-    // It ends with its standard input.
+    // The process ends when its standard input ends.
     process: Child,
 }
 
@@ -203,8 +203,8 @@ impl Most {
     }
 }
 
-/// With the first process of the list: the reason of a refusal is shown, and the question can be
-/// cancelled.
+/// Tries to attach the first process of the list. The screen shows the reason of a refusal, and the
+/// question can be cancelled.
 fn ask_to_attach() {
     for (key, shown) in [
         ("a", "memory for churn ("),

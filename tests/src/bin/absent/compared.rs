@@ -80,11 +80,11 @@ impl World {
         self.bytes(&bytes)
     }
 
-    /// The path of a name in the folder. Nothing has that name then.
+    /// The path of a name in the folder. Afterwards no file has that name.
     pub fn gone(&mut self, name: &str) -> u64 {
         let path = self.folder.join(name);
         if fs::remove_file(&path).is_err() {
-            // It may be a folder, or not exist.
+            // The path may be a folder, or not exist.
             let _ = fs::remove_dir(&path);
         }
         self.text(path.to_str().expect("a path of this program's"))
@@ -97,7 +97,7 @@ impl World {
         at
     }
 
-    /// A descriptor of such a file, which is open until the probe is done.
+    /// A descriptor of a file with content, which stays open until the probe is done.
     pub fn open(&mut self, name: &str) -> u64 {
         self.file(name);
         let file = fs::File::options().read(true).write(true).open(self.folder.join(name));
@@ -201,8 +201,8 @@ fn forgotten() -> impl Iterator<Item = &'static str> {
     ROWS.iter().filter(is_given).map(|row| row.name).filter(move |name| !is_known(name))
 }
 
-/// Memory that the kernel joins with no neighbour: we do not manage a mapping with a thread's
-/// block.
+/// Memory that the kernel joins with no neighbour, since uzswap does not manage a mapping with a
+/// thread's block.
 fn apart() -> *mut u8 {
     const ROOM: usize = 1 << 20;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -56,7 +56,7 @@ fn told() -> u64 {
     call(libc::SYS_dup2, [reader as u64, FIXED, 0, 0])
 }
 
-/// A descriptor's number that is free otherwise.
+/// A descriptor number that no other code uses.
 const FIXED: u64 = 900;
 
 /// A socket that has received a datagram.
@@ -444,7 +444,7 @@ fn opened(world: &mut World) -> u64 {
 /// A listening socket with a waiting connection.
 fn listener(world: &mut World) -> u64 {
     let path = world.folder.join("s");
-    // It may not exist.
+    // The file may not exist.
     let _ = std::fs::remove_file(&path);
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
     let other = std::os::unix::net::UnixStream::connect(&path).expect("a connection");

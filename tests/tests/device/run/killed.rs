@@ -29,7 +29,8 @@ fn churning(options: &[&str]) -> Run {
     run
 }
 
-/// Starts a run whose pages outlive a killed daemon; `None` before Linux 6.4, where they do not.
+/// Starts a run whose pages outlive a killed daemon. `None` before Linux 6.4, where pages do not
+/// outlive the daemon.
 fn outliving(options: &[&str]) -> Option<Run> {
     let run = churning(options);
     if state().unwrap()["outlives_daemon"] == false {
@@ -251,7 +252,7 @@ fn a_killed_run_is_cleaned_up_by_the_keeper() {
 fn a_killed_keeper_is_replaced_and_nobody_notices() {
     let Some(machine) = Machine::take() else { return };
     let run = churning(&LIMITS);
-    // A run that is stopped for longer than a keeper waits for a run to reconnect.
+    // Stops a run for longer than a keeper waits for a run to reconnect.
     run.signal(libc::SIGSTOP);
     for _ in 0..3 {
         let keeper = process_of("keeper");

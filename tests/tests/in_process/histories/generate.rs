@@ -1,7 +1,7 @@
 //! Makes histories by seeds: operations before, during and after the take-over. `tests/history`
 //! defines the words.
 //!
-//! Each history uses only some kinds of operations, so that these interact more often.
+//! Each history uses only some kinds of operations, so that these kinds meet more often.
 
 #[path = "generate/files.rs"]
 mod files;
@@ -101,7 +101,8 @@ struct Maker {
     noise: Noise,
     lines: Vec<String>,
     kinds: Vec<&'static Kind>,
-    /// The assumed number of pages of each slot, 0 for none. The history may have another number.
+    /// The assumed number of pages of each slot, 0 for none. When the history runs, the real number
+    /// may differ.
     pages: [u64; SLOTS as usize],
     /// True until the history has grown beyond its budget.
     is_before: bool,

@@ -1,4 +1,4 @@
-//! Reduces a history that differs: drops operations while it still differs.
+//! Reduces a history whose transcripts differ: drops operations while they still differ.
 
 use super::run::{Rig, Way};
 use std::time::{Duration, Instant};

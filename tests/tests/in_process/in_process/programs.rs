@@ -7,8 +7,8 @@ use std::process::Command;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{forking_heap, functions_in_c, is_slow_and_skipped, skip};
 
-/// A thread waits in `write` during the takeover, and writes again immediately. Its bytes must stay
-/// in the buffer until they are read.
+/// A thread waits in `write` during the takeover, and writes again immediately. The bytes must stay
+/// in the thread's buffer until they are read.
 const PIPE: &str = r#"
 import os, threading, time
 reader, writer = os.pipe()
@@ -205,7 +205,8 @@ fn eight_compilers_side_by_side_make_the_same_code_in_a_half_and_a_quarter() {
     check_file("compile.sh", &["229M", "115M"], "command -v g++ && command -v make");
 }
 
-/// The toolchain may be in a folder that only its owner can read.
+/// The test brings the toolchain to its own folder, because the original may be in a folder that
+/// only its owner can read.
 #[test]
 fn cargo_builds_the_same_crate_in_a_half_and_a_quarter() {
     check_prepared("crate.sh", &["91M", "46M"], "cargo --version", |folder| {

@@ -122,7 +122,7 @@ impl Maker {
     pub(super) fn call(&mut self, place: Place, depth: usize) {
         let (slot, is_out) = (self.slot(), self.noise.below(4).min(1));
         let pages = self.pages[slot as usize].max(1);
-        // Across the end of a page, or anywhere.
+        // The memory is across the end of a page, or anywhere.
         let at = match self.noise.below(3) {
             0 => 4096 * (1 + self.noise.below(pages)) - 8 * (1 + self.noise.below(20)),
             _ => 8 * self.noise.below(pages * 512),

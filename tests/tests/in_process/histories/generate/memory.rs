@@ -145,7 +145,7 @@ impl Maker {
 
     pub(super) fn lock(&mut self, _: Place, depth: usize) {
         let (range, which) = (self.range(), self.pick(&["lock", "unlock"]));
-        // Much is refused in little memory.
+        // uzswap refuses to lock much memory if there is little.
         if self.pages.iter().all(|pages| *pages < 512) {
             self.line(depth, &format!("{which} {range}"));
         }
