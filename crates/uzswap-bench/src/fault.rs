@@ -44,7 +44,7 @@ fn peers(arguments: &FaultArguments) -> Vec<Peer> {
         vec![Peer::Zswap { compressor: "lzo".into() }, Peer::Zram { compressor: "lz4".into() }];
     peers.extend(compressors.iter().map(|name| device(name, &format!("swap device, {name}"))));
     let region = |name: &String, handlers| Peer::Region { compressor: name.clone(), handlers };
-    // The default of regions first.
+    // The first is the default of regions.
     let own = "lz4:0".to_owned();
     let more = compressors.iter().filter(|name| **name != own);
     peers.extend([&own].into_iter().chain(more).map(|name| region(name, false)));

@@ -98,8 +98,8 @@ pub struct Server {
 
 impl Server {
     /// Mounts `disk` over the file at `path` and starts the threads that always exist. With the
-    /// threads for CPUs, there are as many threads as connections, and `traffic` must have as many
-    /// counts. If a former server used the connections, the file stays mounted and this server
+    /// threads for CPUs, there are as many threads as connections. `traffic` must have counts for
+    /// all of them. If a former server used the connections, the file stays mounted and this server
     /// continues.
     pub fn start(
         disk: Arc<dyn Disk>,

@@ -98,7 +98,7 @@ impl Rota {
         number
     }
 
-    /// One thread less is wanted. True if one is to leave.
+    /// One thread less is wanted. True if a thread is to leave.
     fn dismiss(&mut self) -> bool {
         let leaves = self.missing == 0;
         if leaves {

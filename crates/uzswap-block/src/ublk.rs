@@ -314,7 +314,7 @@ impl Server {
         }
     }
 
-    /// Serves the requests that have arrived. True if there were any.
+    /// Serves the requests that have arrived. True if there were requests.
     fn look(&mut self) -> bool {
         let mut is_busy = false;
         while let Some(event) = self.queue.take() {

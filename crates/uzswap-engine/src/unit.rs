@@ -70,7 +70,7 @@ impl Units {
         SwapEntry(piece.0 - (piece.0 - self.area.first) % PIECES as u32)
     }
 
-    /// The keys of a unit's pieces, by its first.
+    /// The keys of a unit's pieces, by the key of the first.
     pub(crate) fn pieces(first: SwapEntry) -> impl Iterator<Item = SwapEntry> {
         (first.0..).take(PIECES).map(SwapEntry)
     }

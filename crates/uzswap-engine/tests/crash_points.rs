@@ -136,7 +136,7 @@ impl Watched {
         self.compare(&cache, area, &place);
     }
 
-    /// Compares a cache that was taken over with the model.
+    /// Compares the model with a cache that was taken over.
     fn compare(&self, cache: &Cache, area: Area, place: &str) {
         cache.check();
         for offset in 0..PAGES {

@@ -294,7 +294,7 @@ impl Store {
         }
     }
 
-    /// Sends a command for each of these keys, in batches. True if all were answered.
+    /// Sends a command for each of these keys, in batches. True if all commands were answered.
     fn each(
         &self,
         keeper: &mut Keeper,

@@ -139,8 +139,8 @@ struct After {
     changes: bool,
 }
 
-/// The page that leaves after each step. A page's size is its next known one, or else its last, or
-/// else the median of all.
+/// The page that leaves after each step. A page's size is its next known size, or else its last
+/// known size, or else the median of all sizes.
 fn after(events: &[Event], drafts: &[Draft]) -> Vec<After> {
     let mut known: Vec<u16> = events.iter().filter_map(size).collect();
     known.sort_unstable();

@@ -106,8 +106,8 @@ pub trait Backing: Send + Sync {
     }
 
     /// Tells the backing that the segment at an offset is free, so that no record in it is read
-    /// again. No thread takes the segment before this returns. Any thread may call this, so it
-    /// neither waits nor allocates.
+    /// again. No thread takes the segment before this returns. Any thread may call this, so an
+    /// implementation neither waits nor allocates.
     fn free(&self, _offset: u64) {}
 
     /// True, once, after a failed backing works again.

@@ -124,7 +124,7 @@ impl Seal {
     }
 }
 
-/// Bytes bound in besides the nonce.
+/// Bytes that the tag authenticates besides the nonce.
 const BOUND_BYTES: usize = 4 + 8 + 2 + 1;
 
 const _: () = assert!(NONCE_LEN == 8 + 4 && SEGMENT_BYTES as u64 / Place::UNIT <= u32::MAX as u64);

@@ -31,7 +31,7 @@ use std::sync::Arc;
 /// word, needs another version.
 const MAGIC: u64 = u64::from_be_bytes(*b"uzswap\0\x02");
 
-/// Frames for spare and retired trunks, besides those of keys.
+/// Frames for spare and retired trunks, besides the frames for the trunks of all keys.
 const FRAMES_MORE: usize = 64;
 
 /// Bytes of a huge page, on most machines.

@@ -201,9 +201,9 @@ impl Cache {
         self.pool.mapped_bytes() + self.bytes_besides_pool()
     }
 
-    /// Bytes by which [`Self::memory_bytes`] is about to grow: a part of the next section, and the
-    /// larger the less free memory the pool has. A front end with a budget sets these bytes aside,
-    /// so that the section does not exceed the budget.
+    /// Bytes by which [`Self::memory_bytes`] is about to grow: a part of the next section. This
+    /// part grows as the pool's free memory is used. A front end with a budget sets these bytes
+    /// aside, so that the section does not exceed the budget.
     pub fn memory_bytes_ahead(&self) -> usize {
         self.pool.bytes_ahead(self.reserve.reserve_bytes())
     }

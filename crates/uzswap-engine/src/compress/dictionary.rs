@@ -72,7 +72,7 @@ impl Dictionaries {
             return false;
         };
         let Some(dictionary) = Dictionary::train(number as u32 + 1, samples) else { return false };
-        // Written before an object needs it.
+        // Written before an object needs the dictionary.
         let kept = self.durable.as_ref().map(|d| d.keep_dictionary(number, &dictionary.content));
         if kept.is_some_and(|kept| kept.is_err()) {
             return false;

@@ -16,8 +16,8 @@
 //!
 //! H is the second byte. In the three-byte forms D and S share a little-endian word, with S at its
 //! low end. L = 0 stands for the field's maximum, plus 255 for every following zero byte, plus the
-//! first byte that is not zero. The distance comes after those bytes. A stream's very first byte,
-//! when above 17, stands for that many literals less 17. The end is `11 00 00`.
+//! first byte that is not zero. The distance comes after those bytes. A stream's very first byte N,
+//! if above 17, stands for N − 17 literals. The end is `11 00 00`.
 //!
 //! A page is shorter than the reach of `0001GLLL`, so that form is always the end.
 

@@ -22,7 +22,7 @@ impl Pool {
         self.sections.bring_online(section)
     }
 
-    /// Keeps a section without memory from getting any.
+    /// Keeps a section that has no memory from getting memory.
     pub(crate) fn keep_offline(&self, section: usize) -> Result<(), Refused> {
         self.sections.keep_offline(section)
     }

@@ -424,7 +424,7 @@ impl Sections {
         self.turn(&mut lock(&self.inner), number, SectionState::Online);
     }
 
-    /// Keeps a section without memory from getting any.
+    /// Keeps a section that has no memory from getting memory.
     pub(super) fn keep_offline(&self, number: usize) -> Result<(), Refused> {
         let mut inner = lock(&self.inner);
         match inner.slots[number].state {

@@ -52,7 +52,7 @@ pub fn store(cache: &Cache, area: &Area, numbers: std::ops::Range<u32>) -> Outco
     Ok(())
 }
 
-/// A cache over a backing, with all pages stored, and as much room left.
+/// A cache over a backing, with all pages stored, and room for as many more.
 pub fn filled(backing: Box<dyn Backing>) -> Outcome<(Cache, Area)> {
     let config = Config {
         pages_max: 1 << 20,

@@ -63,7 +63,7 @@ fn wrong(file: &Path, line: usize, why: impl std::fmt::Display) -> Failure {
     Failure::new(format!("{}:{line}: {why}", file.display()))
 }
 
-/// The settings of the files, checked. Of several with one name, only the last.
+/// The settings of the files, checked. Of several settings with one name, only the last.
 #[derive(Debug, Default)]
 pub struct Configuration {
     options: Vec<Setting>,
