@@ -27,7 +27,8 @@ enum PageState {
         entry: u64,
         is_used: bool,
     },
-    /// In the cache. `departed`: pages that left before it; `None` if no touch had brought it in.
+    /// In the cache. `departed`: the number of pages that left before this page; `None` if no touch
+    /// had brought this page in.
     Out {
         departed: Option<u64>,
     },

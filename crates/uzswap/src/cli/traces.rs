@@ -25,8 +25,8 @@ pub struct RecordArguments {
     /// `uzswap simulate`.
     #[arg(long, value_name = "FILE", requires = "command")]
     pub accesses: Option<PathBuf>,
-    /// Memory for the pages of each process of the command. The less, the more touches are
-    /// recorded.
+    /// Memory for the pages of each process of the command. With less memory, more
+    /// touches are recorded.
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse, default_value = "16M",
         conflicts_with = "pid")]
     pub memory: u64,
