@@ -1,8 +1,8 @@
 //! All code of this library, the codecs' C code included, takes its memory from an allocator of
-//! ours (src/allocator.rs). The C library's memory is evicted, and a fork holds its locks. This
-//! code does not find its thread-local variables through a table in that memory
-//! (src/thread_locals.rs). It calls no functions for files and times that a library of the
-//! program's may have (src/kernel.rs).
+//! ours (src/allocator.rs). The C library's heap is evicted, and a fork holds its locks. The code
+//! does not find its thread-local variables through a table in that heap (src/thread_locals.rs).
+//! For files and times it calls no function that a library of the program's may replace
+//! (src/kernel.rs).
 //!
 //! Each program of a tree loads this library. So it needs only libraries that every program loads
 //! anyway.

@@ -33,7 +33,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
         }
         libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => populate(agent, call, range),
         libc::MADV_PAGEOUT => {
-            // The pages for which there is no room stay.
+            // Pages stay if there is no room for their compressed form.
             let _ = agent.pager.page_out(range);
             // `MADV_COLD` is refused for the same memory, so the kernel's answer is the same.
             call.arguments[2] = libc::MADV_COLD as u64;
@@ -62,9 +62,9 @@ fn advise_part(bytes: Range<usize>, advice: u64) -> i64 {
     unsafe { raw(libc::SYS_madvise as u64, arguments) }
 }
 
-/// Drops the pages of a range, part by part, as the kernel does: mapping by mapping. If it skips a
-/// hole, the answer is an error. If it comes to a mapping that it refuses (locked, of a device), it
-/// has dropped the earlier ones.
+/// Drops the pages of a range, part by part, as the kernel does: mapping by mapping. If the kernel
+/// skips a hole, the answer is an error. If it comes to a mapping that it refuses (locked, of a
+/// device), it has dropped the pages before that mapping.
 fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let is_range = [range.start, range.end].iter().all(|end| end.is_multiple_of(PAGE_BYTES));
     if !is_range {
@@ -97,11 +97,11 @@ fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
     call.result = answer;
 }
 
-/// Removes the program's guards. There are none in adopted memory; where pages leave behind guards,
-/// those are ours. Like the kernel it goes on behind a hole, and says so in the end.
+/// Removes the program's guards. Adopted memory has none: any guards there are ours. Like the
+/// kernel, this continues behind a hole, and returns an error for the hole at the end.
 fn remove_guards(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let advice = call.arguments[2];
-    // The kernel may not know it, or not such a start.
+    // The kernel may not know this advice, or may refuse such a start.
     call.result = advise_part(range.start..range.start, advice);
     let mut at = range.start;
     for part in agent.pager.adopted(range.clone()).into_iter().chain(once(range.end..range.end)) {

@@ -21,7 +21,7 @@ const ALIGNMENT: usize = 16;
 /// Bytes before a block of C code's, in which its length is.
 const HEADER: usize = 16;
 /// Addresses that an arena reserves; untouched pages take no memory. A program may have a limit of
-/// addresses (`ulimit -v`), so there are several arenas rather than a large one.
+/// addresses (`ulimit -v`), so there are several arenas instead of one large arena.
 const ARENA: usize = 16 << 20;
 const ARENA_LEAST: usize = 1 << 20;
 /// The most arenas; later ones are larger.
@@ -29,7 +29,7 @@ const ARENAS_MAX: usize = 512;
 /// The n-th arena is at least an eighth of all before it.
 const PART: usize = 8;
 
-/// Memory from arenas, so that its address shows that it is ours.
+/// Memory from arenas. So its address shows that the memory is ours.
 pub struct Pages;
 
 struct Arena {
@@ -132,8 +132,8 @@ static OWN: Own = Own(UnsafeCell::new(Mutex::new(Dlmalloc::new_with_allocator(Pa
 /// allocated.
 static OF_BEFORE: AtomicUsize = AtomicUsize::new(0);
 
-/// Begins with a new allocator in a forked child, because another thread of the parent may have had
-/// the lock. Older blocks stay where they are, and are never given back.
+/// Makes a new allocator in a forked child, because another thread of the parent may have had the
+/// old one's lock. Older blocks stay where they are, and are never given back.
 pub fn renew() {
     OF_BEFORE.store(ARENAS_USED.load(Acquire), Relaxed);
     // Nothing more of the last arena is given out.

@@ -1,5 +1,6 @@
 //! Calls that the kernel permits to a process of one thread only, such as `unshare` of the user
-//! namespace. If the program has one thread, ours end before the call and start again after it.
+//! namespace. If the program has only one thread, ours end before the call and start again after
+//! it.
 
 use crate::{AGENT, inside, say, stage, threads};
 use libc::{c_int, c_long};
@@ -10,7 +11,7 @@ use uzswap_sys::own_threads;
 
 /// A request to the watching thread to end, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
-/// The longest wait for that: the thread may be taking the program over.
+/// The longest wait for the end of the watching thread, which may be taking the program over.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// True while the thread that watches must end.
@@ -24,7 +25,7 @@ fn is_for_one_thread(number: c_long, arguments: [u64; 2]) -> bool {
         libc::CLONE_NEWUSER | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_VM;
     match number {
         libc::SYS_unshare => arguments[0] & ONE as u64 != 0,
-        // The kind of a descriptor's namespace is not looked at.
+        // For `setns`, this does not look at the kind of the namespace.
         _ => true,
     }
 }
@@ -86,7 +87,7 @@ fn pause() {
 pub fn end_watching() {
     IS_WANTED.store(true, Relaxed);
     crate::ring();
-    // Waits as a thread of the program, which may be stopped for the take-over.
+    // This thread waits outside of our code, so that the take-over can stop it.
     threads::watcher().into_iter().for_each(await_end);
 }
 

@@ -1,4 +1,4 @@
-//! Calls whose arguments refer to memory: the memory is pinned during the call.
+//! Calls whose arguments refer to memory. The agent pins the memory during the call.
 
 use crate::pins::{
     GivenMemory, MOST, Pins, TRIES, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
@@ -48,7 +48,7 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
             && tries < TRIES
             && moves_nothing_by_error(call)
         {
-            // Another thread has changed the mapping, or a handler let go of the pages.
+            // Another thread has changed the mapping, or a handler has unpinned the pages.
             drop(pins);
             pins = pin_all(agent, call, buffers);
             make_once(call);
@@ -126,7 +126,8 @@ fn move_list(
     done as i64
 }
 
-/// True if a row does not give the length of all memory. These calls take nothing from a queue.
+/// True if a call's row does not give the length of all memory. Such calls take nothing from a
+/// queue.
 fn has_untold(buffers: &[Buffer]) -> bool {
     buffers.iter().any(|buffer| matches!(buffer, Buffer::Text(_)))
 }
@@ -139,8 +140,8 @@ fn pin_all<'a>(agent: &'a Agent, call: &Call, buffers: &[Buffer]) -> Pins<'a> {
         true => Pins::of_file(agent, file, bytes),
         false => Pins::new(agent),
     };
-    // In reverse, the addresses of sockets first: without memory for its sender a message would be
-    // lost.
+    // The buffers come in reverse order, so that a socket's address is first: without memory for
+    // its sender a message would be lost.
     for buffer in buffers.iter().rev() {
         pin_buffer(&mut pins, call, *buffer);
     }
@@ -162,7 +163,8 @@ fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
             for number in 0..argument(count).min(1024) {
                 let bytes = size_of::<libc::mmsghdr>() as u64;
                 let message = argument(at).wrapping_add(number * bytes);
-                // First, since the kernel writes there once a message is received.
+                // This pin comes first, since the kernel writes there after it has received a
+                // message.
                 pins.pin(message, bytes);
                 pin_message(pins, message);
             }
@@ -173,7 +175,7 @@ fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
 }
 
 /// Makes a call with the memory pinned that these arguments refer to: a path, a structure, a
-/// result. Each call waits until its memory can be pinned, because some cannot be repeated
+/// result. Each call waits until its memory can be pinned, because some calls cannot be repeated
 /// ([`is_done_by_then`]).
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let is_futex = call.number as c_long == libc::SYS_futex;
@@ -185,8 +187,8 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
     let mut pins = Pins::new(agent);
     let any = pin_touched(&mut pins, call, arguments);
     own_files::before_open(call);
-    // Nothing of the call can be absent: all memory is adopted, and the call's memory refers to no
-    // more memory.
+    // No memory of the call can be absent: adoption is complete, no argument refers to adopted
+    // memory, and the call's memory refers to no further memory.
     if !any && is_complete && !is_deep(call.number as c_long) {
         return Outcome::Bare;
     }
@@ -199,7 +201,7 @@ pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
 }
 
 /// True if a call has already taken effect when it writes its answer. Its structures are short, so
-/// all of them are pinned, and `EFAULT` is the program's own error. Repeated, it would wait for
+/// all of them are pinned, and `EFAULT` is the program's own error. A repetition would wait for
 /// another child or connection, or move the data again.
 fn is_done_by_then(number: c_long) -> bool {
     matches!(

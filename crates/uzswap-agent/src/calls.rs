@@ -15,10 +15,10 @@ use uzswap_calls::{Call, Frame, Outcome};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
-/// True if the agent looks at a call even in a program that is left alone. Our handlers stay there,
-/// and a replaced instruction raises SIGILL, which no thread may block. A thread without a signal
-/// stack of ours gets none any more. Under a filter of the program's the kernel has the program's
-/// signal stack.
+/// True if the agent looks at a call even in a program that is left alone. Our handlers stay in
+/// such a program, and a replaced instruction raises SIGILL, which no thread may block. A thread
+/// without a signal stack of ours no longer gets one. Under a filter of the program's, the kernel
+/// uses the program's signal stack.
 fn is_kept(number: c_long) -> bool {
     match number {
         libc::SYS_rt_sigaction | libc::SYS_rt_sigprocmask | libc::SYS_pselect6 => true,
@@ -51,8 +51,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
         return processes::mask(agent, call);
     }
     if serves_fault {
-        // The thread holds pages and locks of ours. It may wait for no other lock, and its memory
-        // is not the program's.
+        // The thread holds pages and locks of ours, so it may wait for no other lock. The memory of
+        // its call is not the program's.
         return Outcome::Bare;
     }
     let Some(agent) = AGENT.get() else { return Outcome::Bare };
@@ -91,12 +91,12 @@ fn treat(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// A call that the C library makes for our code, whose own calls are not replaced. Such a call
-/// brings no page in, because the thread might wait for a lock that it holds itself. An unused
-/// argument of the call may be an address of the program's by chance. But the C library asks the
-/// program's allocator for memory when we start a thread. The allocator may then map, drop or trim
-/// memory of the program's. The thread does not hold the layout's lock: no code under that lock
-/// starts a thread.
+/// Treats a call that the C library makes for our code. (Our code's own calls are not replaced.) We
+/// bring no page in for such a call, because the thread might wait for a lock that it holds itself.
+/// Besides, an unused argument may be an address of the program's by chance. But when we start a
+/// thread, the C library asks the program's allocator for memory, and the allocator may then map,
+/// drop or trim memory of the program's. So we treat these calls. The thread does not hold the
+/// layout's lock: no code under that lock starts a thread.
 fn in_our_code(agent: &Agent, call: &mut Call) -> Outcome {
     match call.number as c_long {
         libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_brk => own(agent, call),
@@ -139,7 +139,7 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_sigaltstack => stacks::set(agent, call),
         libc::SYS_rt_sigaction => processes::action(agent, call),
         libc::SYS_clone => processes::clone(agent, call),
-        // The C library calls it only with shared memory, and falls back to `clone`.
+        // The C library makes this call only for shared memory, and falls back to `clone`.
         libc::SYS_clone3 => processes::clone3(agent, call),
         libc::SYS_fork => processes::fork(agent, call),
         libc::SYS_vfork | libc::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
@@ -166,8 +166,8 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
     }
 }
 
-/// `process_madvise`, perhaps of this process's own memory. Other advice than that for any process
-/// is answered as kernels before 6.13 do. Programs then use `madvise`.
+/// `process_madvise`, perhaps of this process's own memory. Advice that is not for the memory of
+/// any process gets the answer of kernels before 6.13. Programs then use `madvise`.
 pub fn advise_process(agent: &Agent, call: &mut Call) -> Outcome {
     if !advice::FOR_ANY_PROCESS.contains(&(call.arguments[3] as i32)) {
         return refuse(call, libc::EINVAL);

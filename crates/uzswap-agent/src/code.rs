@@ -12,8 +12,8 @@ use uzswap_calls::{Patcher, PreparedPatch, table, writable_code};
 /// Files with code, and the replacement of their calls, which is prepared.
 pub struct Code {
     pub modules: Vec<Module>,
-    /// Of the files, then of the kernel's own code. If the kernel has sealed it, the few calls
-    /// there stay unseen.
+    /// The first is for the files, the second for the kernel's own code. If the kernel has sealed
+    /// its code, the agent does not see the few calls there.
     patches: Vec<PreparedPatch>,
 }
 
@@ -38,12 +38,13 @@ impl Code {
         Ok(())
     }
 
-    /// Adds code that the program has loaded since, and drops unloaded code. True if there was
-    /// any. The program's threads stand still: one may have the dynamic linker's lock.
+    /// Adds code that the program has loaded since the search, and drops unloaded code. True if
+    /// there was any such code. The program's threads stand still, and one of them may have the
+    /// dynamic linker's lock.
     pub fn renew(&mut self, patcher: &mut Patcher) -> io::Result<bool> {
         let before = self.modules.len();
         let mapped = looker::apart(sites::mapped_code)?;
-        // Another file may have come to the same addresses.
+        // Another file may be mapped at the same addresses by now.
         let is_there = |module: &Module| sites_of(&[module]).iter().all(Site::is_there);
         self.modules.retain(|module| module.is_mapped(&mapped) && is_there(module));
         let new = looker::apart(|| sites::unlisted(&self.modules))?;
@@ -101,12 +102,12 @@ fn last_known() -> Option<&'static FileSites> {
 /// so long that the program could grow by tens of MiB.
 pub fn look_ahead() {
     let modules = {
-        // This thread then holds the dynamic linker's lock.
+        // During that work this thread holds the dynamic linker's lock.
         let _busy = forking::busy();
         sites::make_tables();
         modules()
     };
-    // Without them the take-over will say why.
+    // If the list fails, the take-over will report the reason.
     let Ok(modules) = modules else { return };
     looker::apart(|| sites_of(&modules.iter().collect::<Vec<_>>()));
 }

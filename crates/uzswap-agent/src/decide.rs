@@ -25,12 +25,12 @@ pub const TELL: Duration = Duration::from_millis(50);
 const SHARED_WAIT: Duration = Duration::from_millis(32);
 const SHARED_PART: u32 = 20;
 const SHARED_LEAST: u64 = 1 << 20;
-/// Mappings that were left open are searched for used pages when memory besides the pager's has
-/// grown by this.
+/// When memory besides the pager's has grown by this, mappings that were left open are searched for
+/// used pages.
 const LOOK_STEP: u64 = 256 << 10;
 /// A pager keeps its budget if the new budget differs by less than this part.
 const BUDGET_STEP: u64 = 64;
-/// The same for a part of the way to a new budget, of which others take parts, too.
+/// The same for a step towards a new budget, while other processes take steps, too.
 const GROWTH_STEP: u64 = 512;
 /// The longest time that a thread which asks for memory waits for the take-over: it may have a lock
 /// that the take-over needs.
@@ -82,8 +82,8 @@ pub struct Managed {
     pub is_read: bool,
     /// As in [`Unmanaged`].
     pub is_recorded: bool,
-    /// Bytes: the memory that it may have, the part that it keeps while it is idle, and memory that
-    /// other processes count as well.
+    /// In bytes: the memory that it may have, the part that it keeps while it is idle, and the
+    /// memory that other processes count as well.
     pub allowance: u64,
     pub kept_idle: u64,
     pub shared: u64,
@@ -103,9 +103,9 @@ pub struct Managed {
 pub enum Action {
     /// It ends. Another thread watches after the call.
     End,
-    /// It gives the program up, for this reason, and ends.
+    /// The thread gives the program up, for this reason, and ends.
     Refuse(&'static str),
-    /// It takes the program over, with such a budget, and looks again.
+    /// It takes the program over, with this budget, and looks again.
     TakeOver { budget: u64 },
     /// It looks for system calls, and waits.
     LookAhead { wait: Duration },
@@ -150,7 +150,7 @@ fn before_take_over(seen: &Unmanaged) -> Action {
         return Action::Wait { wait };
     }
     if is_wanted || room < reserve(allowance) && used >= MANAGED_MIN {
-        // The memory besides the pager's pages shows later.
+        // If accesses are recorded, memory besides the pager's pages does not count.
         let cost = if is_recorded { 0 } else { COST };
         return Action::TakeOver { budget: allowance.saturating_sub(cost).max(BUDGET_LEAST) };
     }
@@ -164,8 +164,8 @@ fn before_take_over(seen: &Unmanaged) -> Action {
 fn keep(seen: &Managed) -> Keep {
     let least = least_budget(seen.least);
     let is_slowed = seen.is_slowed && !seen.is_starved && !seen.is_read;
-    // A process whose budget is below its least or its share starves only because of that. It gets
-    // more now.
+    // A process whose budget is below its least, or below its share, starves only for that reason.
+    // It gets more now.
     let is_cut = least > seen.budget || seen.kept_idle < seen.allowance;
     let is_hopeless = seen.is_starved && !seen.may_hope && !is_cut;
     let hopeless = if is_hopeless { seen.hopeless + 1 } else { 0 };
@@ -180,7 +180,8 @@ fn keep(seen: &Managed) -> Keep {
     };
     let budget_of = |most: u64| most.saturating_sub(seen.besides).max(least);
     let is_near = |budget: u64, step| budget.abs_diff(seen.budget) <= seen.budget / step;
-    // Others wait for a process that starves or is read, so it takes no steps.
+    // Other processes wait for a process that starves or is read, so such a process gets all of its
+    // budget in one step.
     let soon = match seen.is_read || seen.is_starved {
         true => u64::MAX,
         false => seen.soon.saturating_add(seen.shared),
@@ -188,7 +189,7 @@ fn keep(seen: &Managed) -> Keep {
     let (budget, wanted) = (budget_of(most.min(soon)), budget_of(most));
     let stays = is_near(wanted, BUDGET_STEP) || is_near(budget, GROWTH_STEP);
     let stays = stays && seen.budget >= least;
-    // The pager charges pages as they come: only memory besides them grows unseen.
+    // The pager charges its pages as they come in. Only memory besides the pager's grows unseen.
     let room = if seen.is_recorded { u64::MAX } else { (most / 4).max(1 << 20) };
     Keep {
         hopeless,
@@ -208,7 +209,7 @@ const SLICE: Duration = Duration::from_millis(50);
 const SLICES: u64 = 4;
 
 /// True if the faults of a process are not served now, because many processes before it work and
-/// need the CPUs. They are served a quarter of the time, by the clock's milliseconds.
+/// need the CPUs. Its faults are served a quarter of the time, by the clock's milliseconds.
 pub fn is_slowed(ahead: u64, cpus: u64, now: u64, process: u64) -> bool {
     ahead >= 2 * cpus && !(now / SLICE.as_millis() as u64 + process).is_multiple_of(SLICES)
 }
@@ -234,8 +235,8 @@ fn wait(room: u64) -> Duration {
     Duration::from_secs_f64(room as f64 / GROWTH as f64).clamp(WAIT_MIN, WAIT_MAX)
 }
 
-/// The part of an allowance that must be free when a program is taken over. It is for the
-/// take-over, and for memory that the program asks for between two looks.
+/// The part of an allowance that must be free when a program is taken over: for the take-over, and
+/// for memory that the program asks for between two looks.
 fn reserve(allowance: u64) -> u64 {
     (allowance / 4).max((COST + BETWEEN).min(allowance / 2))
 }
@@ -245,8 +246,7 @@ pub fn is_too_much(bytes: u64, allowance: u64) -> bool {
     bytes > allowance - reserve(allowance)
 }
 
-/// Forks of a program that has not been taken over, which may copy all of its memory, before it is
-/// taken over.
+/// The number of forks that may copy all of a program's memory before the program is taken over.
 const COPIES: u64 = 3;
 
 /// True if a program that forks is to be taken over first: a copy of its memory by each of some
@@ -265,8 +265,8 @@ pub fn counted_shared(bytes: u64) -> u64 {
     if bytes < SHARED_LEAST { 0 } else { bytes }
 }
 
-/// The time until shared memory is measured again; the last measurement `took` so long. It is short
-/// after a fork, because the child may execute another program. Then it grows.
+/// The time until shared memory is measured again, if the last measurement `took` that long. The
+/// time is short after a fork, because the child may execute another program, and then grows.
 pub fn shared_wait(is_new: bool, before: Duration, took: Duration) -> Duration {
     let wait = if is_new { WAIT_MIN } else { (before * 2).min(SHARED_WAIT) };
     wait.max(took * SHARED_PART)

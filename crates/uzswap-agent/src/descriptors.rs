@@ -1,9 +1,9 @@
 //! Calls that give the calling thread its own table of descriptors (`unshare`, `close_range`).
 //!
 //! A fork replaces files of ours under their numbers, in the table of the thread that forks.
-//! Another thread with its own table would then read and write other files. So a program with
-//! several threads is left alone before such a call. The only thread of a program shares its table
-//! with our threads alone, and keeps it.
+//! Another thread with its own table would then read and write the old files. So the agent leaves a
+//! program with several threads alone before such a call. If the program has only one thread, that
+//! thread keeps its table, which it shares only with our threads.
 
 use crate::{AGENT, alone, processes, seccomp, stage};
 use libc::c_long;
@@ -42,7 +42,7 @@ pub extern "C" fn unshare(number: c_long, first: u64, second: u64) -> c_long {
     alone::call(number, if is_kept { first & !FILES } else { first }, second)
 }
 
-/// Prepares a replaced call for it.
+/// Prepares a replaced `unshare` or `setns`.
 pub fn on_unshare(call: &mut Call) -> Outcome {
     let [first, second, ..] = call.arguments;
     call.result = unshare(call.number as c_long, first, second);

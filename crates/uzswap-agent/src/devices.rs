@@ -1,10 +1,10 @@
 //! Memory that the kernel or a device uses outside of the calls that name it.
 //!
 //! If a virtual machine's guest, a driver or an asynchronous read meets an absent page, no thread
-//! can bring it in. So such memory stays: the calls that name it give it back to the program.
-//! Before the take-over the preloaded library reports these calls. A program may have given a
-//! device memory in another way, and no call lists that memory. So uzswap leaves a program alone
-//! that has such a device open.
+//! can bring the page in. So such memory stays: at the calls that name it, the agent gives it back
+//! to the program. Before the take-over the preloaded library reports these calls. If a program has
+//! such a device open, but no such call was reported, it may have given the device memory in
+//! another way. No call lists that memory, so uzswap leaves the program alone.
 
 use crate::buffers::touched;
 use crate::pins::{BUFFERS_MAX, Pins, buffer_of, make, peek, pin_vector};
@@ -17,8 +17,8 @@ use std::sync::{Mutex, PoisonError};
 use uzswap_calls::{Call, Outcome};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Open files by which the kernel uses a program's memory at any time, by the beginning of their
-/// names: rings, drivers that programs hand their memory to.
+/// The beginnings of the names of open files by which the kernel uses a program's memory at any
+/// time: rings, and drivers to which programs hand memory.
 const USERS: [&str; 5] =
     ["anon_inode:[io_uring]", "/dev/iommu", "/dev/infiniband/", "/dev/nvidia", "/dev/kfd"];
 /// Devices that get memory by calls that [`note`] knows.
@@ -53,8 +53,8 @@ pub fn handed() -> Vec<Range<usize>> {
 
 /// The preloaded library calls this before an `ioctl` that hands memory to a device.
 pub extern "C" fn note(number: u32, at: u64) {
-    // The program may hold its allocator's locks, and a signal handler must not meet a lock of
-    // ours.
+    // The program may hold its allocator's locks. No signal handler may run while this thread holds
+    // a lock of ours.
     let _inside = inside();
     let mut handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
     each_range(number, at, |address, bytes| {
@@ -76,8 +76,8 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     each_range(number as u32, at, |address, bytes| layout::give_back(agent, address, bytes));
     let mut pins = Pins::new(agent);
     if number as u32 == UFFDIO_COPY {
-        // Otherwise the kernel would copy the present part, and answer that the caller has to
-        // continue.
+        // If the structure's end were absent, the kernel would copy the present part, and answer
+        // that the caller has to continue.
         pins.pin(at, size_of::<UffdCopy>() as u64);
         peek::<UffdCopy>(at).inspect(|copy| _ = pins.pin(copy.from, copy.bytes));
     }

@@ -1,5 +1,6 @@
 //! `execve`: the agent pins the path and all strings while the kernel copies them. The kernel
-//! answers `EFAULT` if a string is absent. Other threads may need all memory while the agent pins.
+//! answers `EFAULT` if a string is absent. While the agent pins strings, other threads may need all
+//! memory.
 
 use crate::pins::{Pins, TRIES, peek_bytes};
 use crate::{Agent, limits, stacks};
@@ -50,8 +51,8 @@ impl StringsIn<'_> {
         };
     }
 
-    /// Brings a list of strings in, which ends with a null. The kernel will refuse it if a part
-    /// cannot be read.
+    /// Brings in a list of strings, which ends with a null. If a part cannot be read, the kernel
+    /// will refuse the list.
     fn bring_list(&mut self, list: u64) {
         let mut at = list;
         while at != 0 {
@@ -73,8 +74,8 @@ impl StringsIn<'_> {
         }
     }
 
-    /// Brings a string in, page by page up to its end. Memory that stays may be before memory that
-    /// is out.
+    /// Brings a string in, page by page up to its end. A string may begin in memory that stays and
+    /// end in memory that is out.
     fn bring_string(&mut self, string: u64) {
         let mut at = string;
         while at != 0 {

@@ -1,7 +1,8 @@
-//! The fast path of a replaced call, which handles most calls of a server: their buffers are
-//! present. It saves the cost of keeping the processor's whole state ([`uzswap_calls::Looks`]). So
-//! the code here, and all that it calls, may use neither the C library nor vector registers that an
-//! x86-64 may lack. `tests/tests/in_process/fast_path.rs` checks the machine code.
+//! The fast path of a replaced call. It handles most calls of a server, since their buffers are
+//! present. The processor's whole state is not saved for it ([`uzswap_calls::Looks`]), which makes
+//! it fast. So the code here, and all code that it calls, may use neither the C library nor vector
+//! registers that an x86-64 may lack. `tests/tests/in_process/fast_path.rs` checks the machine
+//! code.
 
 use crate::pins::used_of_futex;
 use crate::{own_files, stage, thread};
@@ -36,12 +37,12 @@ pub fn on_call(call: &mut Call) -> Outcome {
             Pager::unpin(one);
             return Outcome::Undecided;
         };
-        // Made as by the program: our signals can begin such a call again.
+        // The call is made as by the program, so that it can begin again after a signal of ours.
         if call.number as libc::c_long == libc::SYS_futex && one.is_empty() && other.is_empty() {
             return Outcome::Bare;
         }
         let frame = Frame::of(call);
-        // Another call of this thread's is not over yet, or a handler has left it.
+        // Another call of this thread's is not over yet, or a handler has jumped out of it.
         if !thread.pin(frame as usize, &one, &other) {
             Pager::unpin(other);
             Pager::unpin(one);
@@ -53,8 +54,8 @@ pub fn on_call(call: &mut Call) -> Outcome {
         thread.call.set(before);
         thread.unpin(frame as usize);
         if call.result == -i64::from(libc::EFAULT) {
-            // Another thread may have changed the mapping; or a handler has made calls on another
-            // stack, which let go of the pages. The slow path may make the call again.
+            // Another thread may have changed the mapping, or a handler has made calls on another
+            // stack, which unpinned the pages. The slow path may make the call again.
             return Outcome::Undecided;
         }
         Outcome::Done
@@ -65,7 +66,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
 fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
     let [a, b, c, d, e, _] = call.arguments;
     let (one, other) = match call.number as libc::c_long {
-        // It may read the kernel's list of pages.
+        // The call may read the kernel's list of pages.
         libc::SYS_pread64 if (c | d) % 8 == 0 && HAS_GUARDS.load(Relaxed) => return None,
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
             if own_files::may_show_memory() {

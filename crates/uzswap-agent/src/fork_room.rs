@@ -1,6 +1,6 @@
 //! Makes room for the copies of a fork ([`crate::copies`]) before the fork.
 //!
-//! A program that is not taken over gives nothing back, and is taken over first.
+//! A program that is not taken over gives no memory back. So it is taken over first.
 
 use crate::stage::{self, Stage};
 use crate::{AGENT, copies, decide, front, inside, is_inside, is_recorded};
@@ -11,14 +11,15 @@ use uzswap_sys::process;
 use uzswap_tree::front::Front;
 use uzswap_tree::{MANAGED_MIN, Tree, clock};
 
-/// The time that a fork waits for room while this process's memory falls no further, milliseconds.
+/// The time, in milliseconds, for which a fork waits for room although this process's memory falls
+/// no further.
 const PATIENCE: u64 = 2000;
 /// Less than this part of the memory is no fall.
 const FALL: u64 = 64;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Before a fork: waits until its child has room. True if the child, whose memory is its parent's,
-/// has enough of it to be watched from its start.
+/// Waits, before a fork, until the child has room. True if the child, with as much memory as its
+/// parent, is large enough to be watched from its start.
 pub fn make() -> bool {
     // The memory of a recorded program is always the same.
     let may_wait = |front: &&Front| front.tree.has_ceiling() && !is_inside() && !is_recorded();
@@ -48,7 +49,7 @@ fn wait_for_room(tree: &Tree) {
     let (mut end, mut most) = (clock() + PATIENCE, u64::MAX);
     loop {
         copies::expect_child();
-        // Memory besides the pager's is in the figure of the last look.
+        // The pager's figure is newer, but lacks the memory besides the pager's.
         let whole = copies::whole().max(agent.pager.used_bytes());
         if whole < most - most / FALL {
             (end, most) = (clock() + PATIENCE, whole);

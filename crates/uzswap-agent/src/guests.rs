@@ -3,7 +3,7 @@
 //! is over. So the visitor's call finds the pages, and no page leaves while the kernel writes it.
 //!
 //! The watching thread waits neither for room nor for a page that another thread has, because only
-//! it gives the pager a larger budget. A guest that finds no room stays in line.
+//! it gives the pager a larger budget. A guest for which there is no room stays in line.
 
 use crate::Agent;
 use crate::stage::{self, Stage};
@@ -21,9 +21,9 @@ const PAGES: usize = VISIT_BYTES_MAX as usize / PAGE_BYTES;
 const PART: u64 = 8;
 /// Pages for which room is made at a time.
 const STEP: usize = 32;
-/// The time for which a guest waits for room, in milliseconds. Then some pages come in for it
-/// beyond the budget, and other pages leave. A suspended process has no room, and its pages leave
-/// again soon.
+/// The time for which a guest waits for room, in milliseconds. Then some pages come in for the
+/// guest beyond the budget, and other pages leave. In a suspended process there is never room, and
+/// its pages leave again soon.
 const PATIENCE: u64 = 200;
 const PATIENCE_SUSPENDED: u64 = 10;
 /// The time until the next look while a guest waits.
@@ -113,7 +113,7 @@ pub fn attend(agent: &Agent, tree: &Tree) -> bool {
 }
 
 impl Guests {
-    /// Ends visits.
+    /// Ends the visits that are over.
     fn end(&mut self, is_over: impl Fn(&Guest) -> bool) {
         for place in &mut self.pinned {
             if let Some(over) = place.take_if(|pinned| is_over(&pinned.guest)) {

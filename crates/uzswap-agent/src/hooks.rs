@@ -10,7 +10,7 @@ use uzswap_tree::front::{FORM, Fork, Front, Hooks};
 /// See [`uzswap_tree::front::BEGIN`].
 #[unsafe(no_mangle)]
 extern "C" fn uzswap_agent(front: &'static Front) -> *const Hooks {
-    // First: all other code may use thread variables.
+    // This comes first, since all other code may use thread variables.
     if front.form != FORM || !thread_locals::prepare(front) {
         return ptr::null();
     }
@@ -41,7 +41,7 @@ unsafe extern "C" fn fork(next: Fork) -> pid_t {
     let child = forking::fork(|| unsafe { next() });
     let is_watched = is_copied || crate::has_own_allocator();
     if child == 0 && is_watched && !stage::is_taken_over() {
-        // A child that only writes to memory of its parent's asks for none.
+        // A child that only writes to memory of its parent's never asks for memory.
         copies::begin_child();
         crate::watch_from_now();
     }

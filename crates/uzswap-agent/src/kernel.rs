@@ -1,11 +1,11 @@
 //! Functions of the C library that only make a system call, for the code of this library.
 //!
 //! A library of the program's may have functions by these names (eatmydata, fakechroot,
-//! libfaketime). Its code would run in our threads, and use memory that has left. A thread without
-//! a descriptor to bring that memory in would end the program. The library may also open another
-//! file than ours, or return another time. So the linker replaces these functions by those of this
-//! file (build.rs), for the standard library too. They make the same calls as the C library, since
-//! a filter (seccomp) may permit only those.
+//! libfaketime). The code of that library would run in our threads, and use memory that has left. A
+//! thread of ours without the descriptor that brings pages in would end the program. The library
+//! may also open another file than ours, or return another time. So the linker replaces these
+//! functions by those of this file (build.rs), for the standard library too. These make the same
+//! system calls as the C library, since a filter (seccomp) may permit only those.
 
 use libc::{c_int, c_long, timespec};
 use nix::errno::Errno;
@@ -145,8 +145,8 @@ unsafe extern "C" fn __wrap_clock_nanosleep(a: u64, b: u64, c: u64, d: u64) -> c
     unsafe { -raw(libc::SYS_clock_nanosleep as u64, [a, b, c, d, 0, 0]) as c_int }
 }
 
-/// The text of an error number. The function of newer C libraries allocates. A forked child that
-/// reports why it is left alone may hold the locks of the C library's allocator.
+/// The text of an error number. In newer C libraries this function allocates. But in a forked child
+/// that reports why it is left alone, the locks of the C library's allocator may be taken.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap___xpg_strerror_r(
     number: c_int,
@@ -168,7 +168,7 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// A shell has a function of its own by this name, which looks through its variables.
+/// A shell may have a function of its own by this name, which searches the shell's variables.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_getenv(name: *const c_char) -> *const c_char {
     // SAFETY: the caller has a name; the list ends with a null, and each variable with a zero.

@@ -1,10 +1,11 @@
 //! Limits that the program sets. A fork needs descriptors and a file as large as the backing, and
 //! raises the soft limits to the hard ones for that ([`uzswap_sys::process::Lifted`]). If the
-//! program lowers a hard limit of these, its forks would fail. So the kernel's hard limit stays as
-//! it is, and the program's is noted here. The kernel gets it before the program becomes another
-//! one, when the program is left alone, and when a privileged program raises it.
+//! program could lower such a hard limit, its forks would fail. So the kernel keeps the old hard
+//! limit, and this file notes the program's. The agent sets the program's limit in the kernel
+//! before the program executes another one, when the program is left alone, and when a privileged
+//! program raises the limit.
 //!
-//! Changed under the layout's lock, which a fork holds.
+//! The notes change only under the layout's lock, which a fork holds.
 
 use crate::pins::{Pins, make_until_it_sees, peek, pin_touched, poke};
 use crate::{Agent, inside, layout};
@@ -17,7 +18,7 @@ use uzswap_sys::process::{Capability, has_capability};
 /// A hard limit of the program's that the kernel does not have.
 struct HardLimit {
     resource: u32,
-    /// [`NONE`]: the kernel has it.
+    /// [`NONE`] if the kernel has the program's limit.
     noted: AtomicU64,
 }
 
@@ -29,7 +30,7 @@ const fn hard_limit(resource: u32) -> HardLimit {
 
 static NOTED: [HardLimit; 2] = [hard_limit(libc::RLIMIT_FSIZE), hard_limit(libc::RLIMIT_NOFILE)];
 
-/// `getrlimit`, `setrlimit`, `prlimit64`: not while a fork has raised limits for its child.
+/// `getrlimit`, `setrlimit`, `prlimit64`. They wait while a fork has raised limits for its child.
 pub fn limit(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
     let _inside = inside();
@@ -90,7 +91,7 @@ impl HardLimit {
             if !has_capability(Capability::SysResource) {
                 return -i64::from(libc::EPERM);
             }
-            // The kernel decides if the program may.
+            // The kernel decides if the program may raise the limit.
             self.tell_kernel();
             let result = set_kernels(self.resource, wanted);
             if result == 0 {

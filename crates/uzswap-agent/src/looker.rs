@@ -1,8 +1,8 @@
 //! A thread with its own table of descriptors, for all work that opens files briefly.
 //!
 //! In the program's table a file of ours would have the lowest free number. A program that closes
-//! all its descriptors would close ours. A program that opens a file at that moment would get
-//! another number than it expects.
+//! all its descriptors would close that file. A program that opens a file of its own at that moment
+//! would get another number than it expects.
 
 use crate::thread;
 use rustix::thread::futex;
@@ -35,10 +35,10 @@ pub fn start() {
     started.into_iter().for_each(own_threads::Started::leave);
 }
 
-/// Does work in that thread, and waits for it. `/proc/self` is the caller's there, but
+/// Does work in the looker's thread, and waits for its end. `/proc/self` is the caller's there, but
 /// `/proc/thread-self` is not. The work must touch no memory that may be evicted, since the thread
-/// has no descriptor for bringing pages in. So the work must not allocate from the C library, whose
-/// allocator would keep a cache for the thread.
+/// has no descriptor for bringing pages in. For the same reason the work must not allocate from the
+/// C library, whose allocator would keep a cache for the thread.
 pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     if !IS_THERE.load(SeqCst) {
         return work();

@@ -36,9 +36,9 @@ pub fn read_pagemap(agent: &Agent, call: &Call) {
     }
 }
 
-/// True once the program has opened a file of its memory. For absent pages the kernel reads zeros
-/// in the mode of protection; in other modes it answers `EIO`, or stops before them. So we bring
-/// the pages in first.
+/// True once the program has opened a file of its memory. By such a file, the kernel reads absent
+/// pages as zeros in the mode of protection. In other modes it answers `EIO`, or stops before an
+/// absent page. So we bring the pages in first.
 static IS_MEMORY_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// True if a call may be of a file of the process's memory.
@@ -73,7 +73,8 @@ pub fn before_open(call: &Call) {
     }
 }
 
-/// Pins the bytes that a call reads or writes through the file of memory, after the `done` ones.
+/// Pins the bytes that a call reads or writes through the file of memory, behind the `done` bytes
+/// that were moved already.
 pub fn show<'a>(agent: &'a Agent, call: &Call, done: u64, bytes: u64) -> Option<Pins<'a>> {
     let [file, _, _, offset, ..] = call.arguments;
     if !may_show_memory() || !is_own(file as i32, MEMORY) {
@@ -96,7 +97,7 @@ pub fn show<'a>(agent: &'a Agent, call: &Call, done: u64, bytes: u64) -> Option<
     Some(pins)
 }
 
-/// Pins the memory of such a call with a list of buffers.
+/// As [`show`], for a call with a list of buffers.
 pub fn show_to_list<'a>(agent: &'a Agent, call: &Call) -> Option<Pins<'a>> {
     const LISTS: [c_long; 6] = [
         libc::SYS_readv,

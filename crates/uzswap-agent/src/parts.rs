@@ -1,5 +1,5 @@
-//! Calls that move more than may be pinned at one time, and that must be complete, although the
-//! kernel would stop at an absent page. The agent makes them in parts, each with its memory pinned.
+//! Calls that move more than may be pinned at one time, but must be complete. The kernel would stop
+//! at an absent page, so the agent makes these calls in parts, each with its memory pinned.
 //!
 //! A blocking call on a stream moves all of its bytes. A list of messages ends at a message whose
 //! memory is absent, and that message is lost.
@@ -31,7 +31,8 @@ pub fn kind(call: &Call) -> Option<Long> {
         libc::SYS_getrandom => return Some(Long::Random),
         libc::SYS_writev if is_pipe_of_packets(file) => return Some(Long::Packets),
         libc::SYS_writev => is_pipe_or_stream(file) && !own_files::may_show_memory(),
-        // For each call with MSG_ZEROCOPY the kernel reports once that it is done with the memory.
+        // For each call with MSG_ZEROCOPY the kernel reports once that it no longer needs the
+        // memory.
         libc::SYS_sendto => third as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
         libc::SYS_sendmsg => second as i32 & libc::MSG_ZEROCOPY == 0 && is_stream_socket(file),
         libc::SYS_recvfrom => waits_for_all(third) && is_stream_socket(file),
@@ -41,7 +42,7 @@ pub fn kind(call: &Call) -> Option<Long> {
     kind.then_some(Long::Stream)
 }
 
-/// Makes a call in parts. `false` if its memory cannot be read. Nothing is done then.
+/// Makes a call in parts. `false` if the call's memory cannot be read. Then the call was not made.
 pub fn make(agent: &Agent, call: &mut Call, kind: &Long) -> bool {
     let result = match kind {
         Long::Messages => Some(messages(agent, call)),
@@ -129,7 +130,8 @@ impl Stream {
     }
 
     /// Moves a part. Only the first part has an address and a control message. Only at the first
-    /// part a broken stream raises a signal: later the answer is the bytes that were moved.
+    /// part may a broken stream raise a signal. Later the answer is the number of bytes that were
+    /// moved.
     fn make_part(&mut self, (at, bytes): (u64, u64), is_first: bool) -> i64 {
         let part = libc::iovec { iov_base: at as *mut _, iov_len: bytes as usize };
         let [file, _, _, flags, name, name_bytes] = self.arguments;
@@ -171,8 +173,8 @@ impl Stream {
 }
 
 /// `writev` to a pipe of packets. The kernel makes a packet of each page of the list's bytes,
-/// across its buffers. So parts end at such a page, and are of a copy: a part may have more buffers
-/// than may be pinned.
+/// across its buffers. So parts end where such a page ends. Each part is a copy, since it may have
+/// more buffers than may be pinned.
 fn packets(agent: &Agent, call: &Call) -> Option<i64> {
     let [file, list, count, ..] = call.arguments;
     let given = GivenMemory::list(list, count)?;
@@ -188,7 +190,7 @@ fn packets(agent: &Agent, call: &Call) -> Option<i64> {
         filled += copied;
         let is_read = copied as u64 == part;
         if !is_read {
-            // The kernel writes no part of a packet that it cannot read.
+            // If the kernel cannot read all of a packet, it writes no part of the packet.
             filled = filled / PAGE_BYTES * PAGE_BYTES;
         }
         rest = match bytes - part {
@@ -219,7 +221,7 @@ fn arguments(file: u64, copy: &Range<usize>, bytes: usize) -> [u64; 6] {
 fn messages(agent: &Agent, call: &Call) -> i64 {
     const BYTES: u64 = size_of::<libc::mmsghdr>() as u64;
     let [file, all, count, flags, time, _] = call.arguments;
-    // The kernel sends no more by one call.
+    // The kernel sends no more messages by one call.
     let is_sent = call.number as c_long == libc::SYS_sendmmsg;
     let count = u64::from(count as u32).min(if is_sent { BUFFERS_MAX } else { u64::MAX });
     let mut done = 0;

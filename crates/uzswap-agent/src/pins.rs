@@ -6,8 +6,8 @@ use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
 use uzswap_tree::left;
 
-/// The most bytes that are pinned for one call, because pinned memory takes from the budget, and
-/// the kernel may refuse a length. `read` and `write` continue with the rest; other calls may end
+/// The most bytes that are pinned for one call: pinned memory takes from the budget, and the kernel
+/// may refuse a length. `read` and `write` continue with the rest. Other calls may be cut short
 /// there.
 pub const MOST: u64 = 4 << 20;
 /// Bytes that each call on a stream may pin, whatever others pin.
@@ -54,16 +54,16 @@ impl<'a> Pins<'a> {
         Self { agent, left: MOST, pinned: thread::Use::begin(), is_empty: true }
     }
 
-    /// Pins for a call that moves `bytes` bytes to or from a file, and may wait for long. A stream
-    /// may be moved in parts; a message may not be cut.
+    /// Pins for a call that moves `bytes` bytes to or from a file, and may wait for long. A call on
+    /// a stream may move fewer bytes, but a message may not be cut.
     pub fn of_file(agent: &'a Agent, file: u64, bytes: u64) -> Self {
         let mut pins = Self::new(agent);
         let wanted = bytes.min(MOST);
         if wanted > EACH_OF_STREAM {
             let granted = EACH_OF_STREAM + pins.reserve(wanted - EACH_OF_STREAM);
             if granted < wanted && is_stream(file as i32) {
-                // Whole pages: a file that is read past the page cache (`O_DIRECT`) is read in
-                // blocks.
+                // The rest is of whole pages: a file that is read past the page cache (`O_DIRECT`)
+                // is read in blocks.
                 pins.left = granted / PAGE_BYTES as u64 * PAGE_BYTES as u64;
             }
         }
@@ -93,7 +93,7 @@ impl<'a> Pins<'a> {
         self.left
     }
 
-    /// True if nothing is pinned: no memory that was given is adopted.
+    /// True if nothing is pinned, because none of the given memory is adopted.
     pub fn is_empty(&self) -> bool {
         self.is_empty
     }
@@ -174,7 +174,7 @@ pub fn moves_nothing_by_error(call: &Call) -> bool {
     }
 }
 
-/// Reads the program's memory at an address that may be invalid.
+/// Reads a value of the program's, at an address that may be invalid.
 pub fn peek<T: Copy>(at: u64) -> Option<T> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     // SAFETY: as many bytes as the value has, all of them zeros now.
@@ -186,7 +186,7 @@ pub fn peek<T: Copy>(at: u64) -> Option<T> {
 }
 
 /// The calling thread's number, for calls that read this memory. The process's number would name
-/// its first thread, which has no memory after its end.
+/// the first thread, which has no memory after its end.
 fn own_thread() -> u64 {
     // SAFETY: takes nothing.
     unsafe { raw(libc::SYS_gettid as u64, [0; 6]) as u64 }
@@ -239,8 +239,9 @@ pub fn buffer_of(list: u64, number: u64) -> Option<(u64, u64)> {
     Some((buffer.iov_base as u64, buffer.iov_len as u64))
 }
 
-/// The buffers of a call, part by part. The agent reads a list when it needs it. A copy would need
-/// memory and so a lock, while a signal handler may make a call, or never return.
+/// The buffers of a call, part by part. The agent reads a list only when it needs the list. A copy
+/// would need memory, and so a lock. But a signal handler may make calls at any time, and may never
+/// return.
 #[derive(Clone, Copy)]
 pub enum GivenMemory {
     One { at: u64, bytes: u64 },
@@ -248,13 +249,13 @@ pub enum GivenMemory {
 }
 
 impl GivenMemory {
-    /// A list. `None` if it cannot be read, or the kernel refuses it. The kernel then answers the
-    /// call.
+    /// A list. `None` if it cannot be read, or if the kernel refuses it. The caller then leaves the
+    /// answer to the kernel.
     pub fn list(at: u64, count: u64) -> Option<Self> {
         Self::list_of(at, count, |start, bytes| !is_beyond(start, bytes))
     }
 
-    /// The same for memory of another process: the kernel looks at the addresses later.
+    /// A list of another process's memory: the kernel checks its addresses later.
     pub fn list_of_other(at: u64, count: u64) -> Option<Self> {
         Self::list_of(at, count, |_, bytes| i64::try_from(bytes).is_ok())
     }
@@ -339,7 +340,8 @@ fn is_address(at: u64) -> bool {
     (PAGE_BYTES as u64..1 << 47).contains(&at)
 }
 
-/// True if a buffer would end beyond all memory that a program can have. The last page is none.
+/// True if a buffer would end beyond all memory that a program can have. The last page below 2^47
+/// cannot be mapped.
 pub fn is_beyond(at: u64, bytes: u64) -> bool {
     at.checked_add(bytes).is_none_or(|end| end > (1 << 47) - PAGE_BYTES as u64)
 }
@@ -349,7 +351,7 @@ pub fn make_once(call: &mut Call) {
     call.result = unsafe { raw(call.number, call.arguments) };
 }
 
-/// Makes a call, and again where it answers `EFAULT`.
+/// Makes a call, and repeats it while it answers `EFAULT`.
 pub fn make(agent: &Agent, call: &mut Call) {
     make_until_it_sees(agent, call, &[0, 1, 2, 3, 4, 5]);
 }
@@ -385,8 +387,8 @@ const LOOKS: usize = 256;
 /// The numbers of a structure that are looked at in the first try.
 const FIELDS: usize = 16;
 
-/// Brings in the memory at these addresses, the memory that this refers to, and so on. Further
-/// tries alternately read more words of each structure, and bring more bytes in.
+/// Brings in the memory at these addresses, then the memory to which that memory refers, and so on.
+/// Further tries alternately read more words of each structure, and bring more bytes in.
 fn bring_in(pins: &mut Pins<'_>, given: impl Iterator<Item = u64>, turn: usize) {
     let is_wide = turn % 2 == 1;
     let fields = if is_wide { FIELDS << (turn - 1) } else { FIELDS };

@@ -12,9 +12,9 @@ use uzswap_tree::{SILENT_MAX, Tree, clock};
 /// the stage `TakingOver` only.
 static TAKING_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes that the program has when it uses all that it has asked for, and the time until which this
-/// figure holds, in milliseconds of the system's clock. The watching thread measures the memory
-/// before that time.
+/// The bytes that the program will have when it uses all memory that it has asked for. The figure
+/// holds until the time below, in milliseconds of the system's clock. The watching thread measures
+/// the memory before that time.
 static COMING: AtomicU64 = AtomicU64::new(0);
 static COMING_UNTIL: AtomicU64 = AtomicU64::new(0);
 
@@ -30,11 +30,11 @@ pub fn reserve(tree: &Tree, used: u64) {
     tree.reserve(if whole < SILENT_MAX { 0 } else { decide::COST + whole - used });
 }
 
-/// Measures the process's memory, with the block that it is about to get, and starts watching the
-/// process if that is much. If it is too much, the process is taken over before it gets the block:
-/// the watching thread might look too late. A thread that holds locks of the program's allocator
-/// may not wait, because the take-over starts threads, which allocate. Waits for the process's turn
-/// first.
+/// Measures the process's memory, and waits for the process's turn. If the memory is much, with the
+/// block that the process is about to get, starts watching the process. If it is too much, the
+/// process is taken over before it gets the block: the watching thread might look too late. A
+/// thread that holds locks of the program's allocator may not wait, because the take-over starts
+/// threads, which allocate.
 pub extern "C" fn look(more: usize, may_wait: bool) {
     if stage::is_taken_over() || is_inside() {
         return;
@@ -95,8 +95,8 @@ fn wait_for_turn() {
     }
 }
 
-/// Takes the program over before it forks, since its copies would need more memory than there is.
-/// Waits for that, a few seconds at most.
+/// Takes the program over before it forks, since the copies of its memory would need more memory
+/// than there is. Waits for the take-over, a few seconds at most.
 pub fn take_over_for_fork() {
     for _ in 0..FORK_WAITS {
         if !want_take_over() {

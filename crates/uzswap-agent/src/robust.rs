@@ -31,7 +31,7 @@ pub fn set(agent: &Agent, call: &Call) -> Outcome {
     layout::leave_in(agent, call, call.arguments[1])
 }
 
-/// Notes, once, the list of a thread that is older than the take-over.
+/// Notes the list of a thread that is older than the take-over, once for each thread.
 pub fn note() {
     if thread::with(|thread| thread.robust.get()) != 0 {
         return;
@@ -79,7 +79,7 @@ fn give_back(agent: &Agent, entry: u64, distance: i64) {
     let entry = entry & !KIND;
     let lock = entry.wrapping_add_signed(distance);
     for (at, bytes) in [(entry, size_of::<u64>()), (lock, size_of::<u32>())] {
-        // Not every entry is an address.
+        // An entry need not be a valid address.
         let is_there = Pins::new(agent).pin(at, bytes as u64);
         if is_there {
             layout::give_back(agent, at, bytes as u64);

@@ -1,7 +1,7 @@
 //! Other processes that read this program's memory see only present pages.
 //!
-//! So all pages are brought in before a signal whose default action is a core dump takes its
-//! effect, and while another process asks for them (`uzswap status --bring-in`).
+//! So the agent brings all pages in before a signal whose default action is a core dump takes its
+//! effect, and while another process asks for the pages (`uzswap status --bring-in`).
 
 use crate::{AGENT, Agent, forking, inside, is_inside, say, stage};
 use std::fs;
@@ -57,8 +57,7 @@ pub fn complete() {
 fn bring_all_in() {
     let Some(agent) = AGENT.get().filter(|_| is_written()) else { return };
     let _inside = inside();
-    // The watching thread may be about to set the budget by its last look, which was before the
-    // dump.
+    // The watching thread may be about to set a budget that it has decided before the dump.
     drop(forking::at_work());
     if let Err(missing) = bring_in(agent) {
         let mib = missing >> 20;
@@ -79,9 +78,9 @@ fn bring_in(agent: &Agent) -> Result<(), u64> {
     Ok(())
 }
 
-/// Brings all pages in if another process asks for that, because it reads this program's memory
-/// (`process_vm_readv`, a debugger) and an absent page would be an error. True while no page may
-/// leave.
+/// Brings all pages in if another process asks for that, because that process reads this program's
+/// memory (`process_vm_readv`, a debugger) and an absent page would be an error. True while no page
+/// may leave.
 pub fn attend(agent: &Agent, tree: &Tree) -> bool {
     // True if all pages are in for the reader.
     static IS_IN: AtomicBool = AtomicBool::new(false);
@@ -95,7 +94,7 @@ pub fn attend(agent: &Agent, tree: &Tree) -> bool {
     if IS_IN.load(Relaxed) {
         return true;
     }
-    // A suspended process gets no page. The next orders to the pager suspend it again.
+    // A suspended process gets no page. The next orders to the pager suspend the process again.
     agent.pager.set_suspended(false);
     let is_in = bring_in(agent).is_ok();
     IS_IN.store(is_in, Relaxed);

@@ -1,12 +1,12 @@
 //! Threads and processes that the program itself makes by `clone` with CLONE_VM. They use this
 //! process's memory, and the variables of one of its threads.
 //!
-//! A fault is served with variables of its thread (`thread`, `stacks`, buffers of the compressor),
-//! which are found by the register of the thread's block. Two threads with one block would change
-//! them at the same time. A thread whose block the C library has not made has no such variables. So
-//! uzswap leaves a program alone that is about to make such a thread, and does not take a program
-//! over that has such a thread. A child of `vfork` has its parent's block, too, but the parent
-//! stands still.
+//! The agent serves a fault with variables of the faulting thread (`thread`, `stacks`, buffers of
+//! the compressor), which it finds by the register of the thread's block. Two threads with one
+//! block would change the same variables at the same time. A thread whose block the C library has
+//! not made has no such variables. So uzswap leaves a program alone that is about to make such a
+//! thread. It does not take a program over that has such a thread. A child of `vfork` has its
+//! parent's block, too, but the parent stands still.
 //!
 //! The same holds for a thread with its own table of descriptors ([`crate::descriptors`]).
 

@@ -1,6 +1,7 @@
 //! `vmsplice`: the kernel would still use the program's pages after the call, when they may leave.
 //! So a pipe gets pages of ours with the same bytes. The bytes begin at the same offsets in their
-//! pages, so that as many fit into the pipe. If the call reads from a pipe, the kernel copies.
+//! pages, so that the same number of bytes fits into the pipe. If the call reads from a pipe, the
+//! kernel itself makes a copy.
 
 use crate::pins::{
     BUFFERS_MAX, GivenMemory, Pins, is_type, make_once, make_until_it_sees, pin_vector, refuse,
@@ -29,7 +30,7 @@ pub fn splice(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Asks for a number of a descriptor.
+/// The answer of `fcntl` to a question about a descriptor.
 fn ask(file: u64, command: i32) -> i64 {
     // SAFETY: asks only.
     unsafe { raw(libc::SYS_fcntl as u64, [file, command as u64, 0, 0, 0, 0]) }
@@ -66,7 +67,7 @@ fn give_copy(agent: &Agent, call: &mut Call, given: GivenMemory) {
         to = (place + copied).next_multiple_of(PAGE_BYTES);
     }
     if number == 0 {
-        // Its first byte cannot be read.
+        // The first byte of the memory cannot be read.
         refuse(call, libc::EFAULT);
         return;
     }

@@ -3,10 +3,10 @@
 //! The C library finds such variables through a table for each thread, in the program's heap. If
 //! that table were evicted, the handler of a fault would meet another fault. The variables of a
 //! library that is loaded late are in that heap themselves. So our variables are in the room that
-//! the preloaded library has in each thread, at the same distance from each thread's block.
+//! the preloaded library reserves in each thread, at the same distance from each thread's block.
 //!
-//! The C library would also note destructors in that heap, under its allocator's lock, which the
-//! faulting thread may have. So this file notes them.
+//! The C library would also note the variables' destructors in that heap, under its allocator's
+//! lock, which the faulting thread may have. So this file notes the destructors.
 
 use crate::stacks;
 use std::arch::asm;
@@ -60,8 +60,8 @@ extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
     room + VARIABLES.load(Relaxed) + index.offset
 }
 
-/// Writes the initial values of variables, which are zeros now. A signal handler may do the same at
-/// any point, and then change the variables. So a value other than zero stays.
+/// Writes the initial values of variables, which are zeros until then. A signal handler may do the
+/// same at any point, and then change the variables. So this keeps any value other than zero.
 #[cold]
 fn fill(variables: isize) {
     let initial = INITIAL.load(Relaxed) as *const u64;

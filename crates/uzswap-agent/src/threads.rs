@@ -22,7 +22,8 @@ pub fn ours() -> Vec<i32> {
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
-/// The process, once its first thread was seen to have ended before others of the program's.
+/// The number of this process, once we have seen that its first thread ended before other threads
+/// of the program's.
 static HAS_ENDED_FIRST: AtomicU32 = AtomicU32::new(0);
 
 /// How the program ends with its last thread.
@@ -30,13 +31,14 @@ static HAS_ENDED_FIRST: AtomicU32 = AtomicU32::new(0);
 pub enum ProgramEnd {
     /// By the C library's `exit`, with the program's functions and streams.
     Orderly,
-    /// At once, with the status of the last thread: some thread has ended by a system call, so the
-    /// C library waits for that thread for ever.
+    /// Immediately, with the status of the last thread: some thread has ended by a system call, so
+    /// the C library waits for that thread for ever.
     Raw(i32),
 }
 
-/// The end of a program all of whose threads have ended. The kernel lists the first one until the
-/// last one ends, and that is one of ours. `None`: a thread is there, or more is not known yet.
+/// The way in which a program must end, all of whose threads have ended. The kernel lists the first
+/// thread until the last thread ends, and the last is one of ours. `None` if the program still has
+/// a thread, or if the answer is not known yet.
 pub fn end() -> Option<ProgramEnd> {
     if has_memory(std::process::id()) {
         return None;
@@ -53,7 +55,7 @@ pub fn end() -> Option<ProgramEnd> {
             HAS_ENDED_FIRST.store(process, SeqCst);
             return None;
         }
-        // A thread that is being started is counted already, and not known.
+        // The C library counts a thread of ours that is being started, but our list lacks it.
         let counted = (!own_threads::are_coming()).then(counted)?;
         let status = last_status(first, status);
         match counted.map_or(status != 0, |counted| counted > ours.len()) {
@@ -63,7 +65,7 @@ pub fn end() -> Option<ProgramEnd> {
     })
 }
 
-/// The status of the program's last thread, where the first one ended with `first_status`.
+/// The status of the program's last thread, where the first thread ended with `first_status`.
 fn last_status(first: i32, first_status: i32) -> i32 {
     let noted = crate::front().and_then(Front::ended);
     match noted.filter(|(thread, _)| *thread != first) {
@@ -73,10 +75,11 @@ fn last_status(first: i32, first_status: i32) -> i32 {
     }
 }
 
-/// The C library's count of threads, or null: before glibc 2.34 the library does not tell it.
+/// The C library's count of threads, or null: before glibc 2.34 the library does not export it.
 static COUNTED: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// Looks the C library's count up. Later the dynamic linker's memory may be out.
+/// Looks the address of the C library's count up, since later the dynamic linker's memory may be
+/// out.
 pub fn find_count() {
     // SAFETY: a name.
     let count = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
@@ -84,7 +87,7 @@ pub fn find_count() {
 }
 
 /// The number of threads that the C library waits for before it ends the process, ours included.
-/// It counts a thread that has ended by a system call of its own for ever. `None`: the number is
+/// A thread that has ended by a system call of its own is counted for ever. `None`: the number is
 /// unknown, or that of a parent (a fork past the library).
 fn counted() -> Option<usize> {
     if crate::front()?.is_past_library.load(SeqCst) {
@@ -106,7 +109,7 @@ fn has_memory(process: u32) -> bool {
     unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) == 1 }
 }
 
-/// The status with which a thread ended; `None`: the kernel does not say that it has ended.
+/// The status with which a thread ended. `None` if, by the kernel, the thread has not ended.
 fn status_of_ended(thread: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
     let rest = stat.rsplit(") ").next()?;
@@ -114,8 +117,9 @@ fn status_of_ended(thread: i32) -> Option<i32> {
     rest.starts_with('Z').then_some(code >> 8)
 }
 
-/// Ends the program as the kernel or the C library does after its last thread. The library counts
-/// our threads, too, so it does nothing. Its functions run in a thread of the program's.
+/// Ends the program as the kernel or the C library does after the last thread. The library itself
+/// does nothing, since it also counts our threads. Its `exit` runs in a new thread, which is not
+/// one of ours.
 pub fn end_program(end: ProgramEnd) {
     extern "C" fn exit(_: *mut c_void) -> *mut c_void {
         // SAFETY: the call takes a number, and the program has no other thread.

@@ -25,7 +25,7 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     let bytes = bytes.min(BYTES_MAX);
     let is_cut = || Pins::of_file(agent, file, bytes).left() < bytes;
     let is_write = matches!(number, libc::SYS_write | libc::SYS_pwrite64);
-    // Memory is written part by part.
+    // Writes to the file of the process's memory are made part by part.
     let may_be_memory = own_files::may_show_memory();
     if is_write && !may_be_memory && is_cut() && whole::write(agent, call) {
         return Outcome::Done;
@@ -82,7 +82,7 @@ fn move_parts(agent: &Agent, call: &mut Call, (bytes, all): (u64, u64)) {
         let moved = (result as u64).min(all - done);
         done += moved;
         let is_whole = moved == part && done < all;
-        // More of a pipe or a terminal may never come.
+        // A pipe or a terminal may never deliver more.
         if !is_whole || !is_write && !is_moved_whole(file as i32) {
             call.result = done as i64;
             return;

@@ -1,10 +1,11 @@
 //! Looks into another process's memory (`process_vm_readv`, `process_vm_writev`). The kernel does
-//! not see that process's absent pages. If it is of the tree, its agent brings them in and pins
-//! them for a part of the call at a time ([`crate::guests`]).
+//! not see that process's absent pages. If that process is of the tree, its agent brings the pages
+//! in and pins them, for one part of the call at a time ([`crate::guests`]).
 //!
-//! A read is made first, and asks for the pages at which the kernel stopped: no means by which
-//! pages leave shows it wrong bytes. A write asks before. By means that copy a page before it
-//! leaves, a write between the two would be lost.
+//! For a read, the kernel's call comes first, and then the request for the pages at which the
+//! kernel stopped. With every means by which pages leave, such a read sees no wrong bytes. For a
+//! write, the request comes first. With means that copy a page before it leaves, a write after the
+//! copy would be lost.
 //!
 //! In a program that is not taken over, and may be small, the preloaded library calls this file.
 
@@ -23,18 +24,18 @@ use uzswap_tree::{Host, Setting, VISIT_BYTES_MAX, Visit, clock};
 
 /// The time for which a visitor waits for its host.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The time for which a visitor waits less for a host that has not answered, in milliseconds.
+/// The time, in milliseconds, for which a visitor waits less for a host that has not answered.
 const SILENT: u64 = 10_000;
 const PATIENCE_SILENT: Duration = Duration::from_millis(100);
 /// The last host that has not answered, by the tree's name, and until when that is remembered.
 static SILENT_HOST: AtomicU64 = AtomicU64::new(0);
 static SILENT_UNTIL: AtomicU64 = AtomicU64::new(0);
-/// The last host that was stopped when it was asked. This process may be its tracer, and would wait
-/// for it again and again.
+/// The last host that was stopped when this process asked it. This process may be the host's
+/// tracer, and would wait for the host again and again.
 static STOPPED_HOST: AtomicU64 = AtomicU64::new(0);
 
 const FAULT: i64 = -(libc::EFAULT as i64);
-/// Bytes of a part, wherever in a page it begins.
+/// The most bytes of a part, wherever in a page the part begins.
 const PART_BYTES: u64 = VISIT_BYTES_MAX - PAGE_BYTES as u64;
 
 /// `process_vm_readv`, `process_vm_writev` of a program that was taken over.
@@ -72,8 +73,8 @@ fn host_of(call: &Call) -> Option<Host<'static>> {
     tree()?.host(call.arguments[0] as u32)
 }
 
-/// Makes a call. `None` if it moves nothing, its lists cannot be read, or the kernel refuses it.
-/// Nothing is done then.
+/// Makes a call. `None` if the call moves nothing, if its lists cannot be read, or if the kernel
+/// refuses it. Then the call was not made.
 fn make(agent: Option<&Agent>, host: Option<Host<'_>>, call: &Call) -> Option<i64> {
     let [_, here, here_count, there, there_count, flags] = call.arguments;
     let mut lists = agent.map(Pins::new);
@@ -164,7 +165,7 @@ struct VisitedPart<'a> {
 }
 
 impl VisitedPart<'_> {
-    /// Moves it, with pages that a host brings in.
+    /// Moves the part, with pages that a host brings in.
     fn visit(&self, host: Host<'_>) -> i64 {
         let mut done = 0;
         if is_read(self.call) {
@@ -193,7 +194,7 @@ impl VisitedPart<'_> {
         done as i64
     }
 
-    /// Moves bytes behind those that are done.
+    /// Moves bytes behind those that were moved already.
     fn move_bytes(&self, done: u64, bytes: u64) -> i64 {
         let part = |at: u64| {
             let start = at.wrapping_add(done);
@@ -249,13 +250,13 @@ impl Cursor {
         cursor
     }
 
-    /// The rest of the buffer that it is in.
+    /// The rest of the buffer in which the cursor is.
     fn rest(&self) -> Option<(u64, u64)> {
         let (at, bytes) = self.list.part(self.at)?;
         Some((at.wrapping_add(self.moved), bytes.checked_sub(self.moved)?))
     }
 
-    /// Goes on by that many bytes, which the buffer has, and past empty ones.
+    /// Advances by a number of bytes that the buffer has, and past empty buffers.
     fn go(&mut self, bytes: u64) {
         self.moved += bytes;
         while self.list.part(self.at).is_some_and(|(_, bytes)| self.moved == bytes) {

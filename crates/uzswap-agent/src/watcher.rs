@@ -11,8 +11,8 @@ use uzswap_sys::process;
 use uzswap_tree::front::{FILTERED, Front};
 use uzswap_tree::{Figures, RemoteSums, Tree, clock, own_number};
 
-/// Memory besides the pager's, bytes, when mappings that were left open were last searched. A
-/// forked child continues with this value, and with the next ones.
+/// Memory besides the pager's, in bytes, at the last search of mappings that were left open. A
+/// forked child continues with the values of this and the next variables.
 static BESIDES: AtomicU64 = AtomicU64::new(0);
 /// The figures of this process's last report: faults, stored pages, activity at a store.
 static TOLD: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -53,7 +53,7 @@ impl Watcher {
         let whole = looker::apart(process::own_anonymous_bytes);
         let whole = match (whole, agent) {
             (Some(whole), _) => whole,
-            // A program that was taken over may have lost sight of /proc since.
+            // A program may have lost access to /proc since its take-over.
             (None, Some(agent)) => agent.pager.used_bytes(),
             (None, None) => return Observation::Unmeasured,
         };
@@ -132,8 +132,8 @@ struct Idle {
     own: u64,
     all: u64,
     next: Instant,
-    /// At the last look: the process's memory in bytes, and true if the process waited for memory
-    /// or was suspended.
+    /// As of the last look: the process's memory in bytes, and true if the process waited for
+    /// memory or was suspended.
     used: u64,
     waits: bool,
 }
@@ -209,7 +209,7 @@ fn tell(agent: &Agent, tree: &Tree) {
 }
 
 /// This process's memory that it shares with others since a fork. Each process that was taken over
-/// counts it, as do its children from their start.
+/// counts such memory, as do its children from their start.
 struct SharedSize {
     bytes: u64,
     /// Size of the last decrease. Until the next reading we assume that the memory decreases by as

@@ -1,6 +1,6 @@
 //! Long writes to files. If several processes append to a file (`O_APPEND`), the bytes of one call
-//! stay together. So the program's call must stay one call, with all of its memory present. Memory
-//! that cannot be pinned is copied. During the call the copy does not count in the budget.
+//! stay together. So the program's call must stay one call, with all of its memory present. The
+//! agent copies memory that it cannot pin. The copy does not count in the budget during the call.
 
 use crate::pins::{BUFFERS_MAX, GivenMemory, Pins, is_moved_whole, peek_bytes};
 use crate::{Agent, layout, thread};
@@ -30,7 +30,7 @@ pub fn is_write(call: &Call) -> bool {
 }
 
 /// Makes a long write to a file in one call. `false` if the call is no such write, if the kernel
-/// will refuse its list, or if there is no memory for it.
+/// will refuse its list, or if there is no memory for a copy.
 pub fn write(agent: &Agent, call: &mut Call) -> bool {
     let Some(given) = given(call) else { return false };
     let mut vector = Pins::new(agent);
@@ -65,7 +65,7 @@ pub fn write(agent: &Agent, call: &mut Call) -> bool {
         GivenMemory::One { .. } => (copy.start as u64, copied as u64),
         GivenMemory::Vector { .. } => (&raw const one as u64, 1),
     };
-    // SAFETY: the program's call, of a copy of its memory.
+    // SAFETY: the program's call, with a copy of its memory.
     call.result = unsafe { raw(call.number, arguments) };
     true
 }
@@ -81,7 +81,7 @@ pub fn map(bytes: u64) -> Option<Range<usize>> {
     (at > 0).then_some(at as usize..at as usize + bytes as usize)
 }
 
-/// Copies the readable memory up to its end; returns the number of bytes.
+/// Copies the given memory up to the first unreadable byte, and returns the number of bytes.
 fn copy_parts(agent: &Agent, given: GivenMemory, to: Range<usize>) -> usize {
     let mut done = to.start;
     for (at, bytes) in given.parts() {

@@ -48,7 +48,7 @@ enum Is {
     Unwatched,
     Watched,
     Wanted,
-    /// Until then.
+    /// Memory is being adopted until this time.
     Adopting {
         until: u64,
         budget: u64,
@@ -159,7 +159,7 @@ impl Process {
     }
 
     /// Memory in addition to the budget: the others get their shares as if this process gave its
-    /// own back.
+    /// memory back.
     fn on_top(&self) -> u64 {
         if self.is == Is::Refused { self.data } else { 0 }
     }
@@ -358,7 +358,7 @@ impl World {
                 process.is_patient = keep.is_patient;
                 process.budget = keep.budget.unwrap_or(process.budget);
                 if now >= process.next_count {
-                    // The process is idle for a while, by chance.
+                    // Every second process is idle; the others fault by chance.
                     let own = if of.is_multiple_of(2) { 0 } else { self.chance.between(0, 100) };
                     let faults = FaultCounts { own, others: 1000, processes: 3 };
                     let used = process.used();
