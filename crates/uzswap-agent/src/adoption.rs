@@ -5,7 +5,7 @@
 //! kind is left alone, and counted by the reason. The kernel merges neighbours into one mapping,
 //! from which we cut the parts that must stay.
 
-use crate::{AGENT, allocator, devices, layout, looker, stacks};
+use crate::{AGENT, allocator, devices, layout, looker, stacks, withheld};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
@@ -152,8 +152,14 @@ pub fn report_left_now(tree: &Tree, name: &str) {
     let is_ours = |one: &Described<'_>| {
         one.has("um") || one.has("uw") || has_adopted(one.mapped.range.clone())
     };
-    for one in smaps::parse(&text).iter().filter(|one| !is_ours(one)) {
-        staying(one).inspect(|(why, bytes)| left[*why as usize] += bytes);
+    for one in &smaps::parse(&text) {
+        // Memory whose execution is withheld may have joined adopted neighbours.
+        let code = withheld::parts(&one.mapped.range);
+        if !code.is_empty() {
+            left[Stays::Code as usize] += code.into_iter().map(map::bytes_in_core).sum::<u64>();
+        } else if !is_ours(one) {
+            staying(one).inspect(|(why, bytes)| left[*why as usize] += bytes);
+        }
     }
     report(tree, name, &left);
 }
@@ -209,8 +215,13 @@ fn staying(one: &Described<'_>) -> Option<(Stays, u64)> {
     }
 }
 
-/// Adopts all mappings that may be adopted.
-pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layout {
+/// Adopts all mappings that may be adopted. Withholds the execution of unwritten memory, except
+/// that of the stubs of replaced calls.
+pub fn adopt_all(
+    modules: &[sites::Module],
+    stopped: &[Staying],
+    stubs: &[Range<usize>],
+) -> layout::Layout {
     let mut layout = layout::Layout::new(current_heap_end());
     // Without the list no memory is adopted; `take_over` has checked that the list can be read.
     let text = looker::apart(|| smaps::read().unwrap_or_default());
@@ -220,7 +231,13 @@ pub fn adopt_all(modules: &[sites::Module], stopped: &[Staying]) -> layout::Layo
         let range = &one.mapped.range;
         let is_free = || kept.iter().all(|kept| !map::overlap(kept, range));
         match (staying(one), &one.mapped.access) {
-            (Some((why, bytes)), _) => note_left(why, bytes),
+            (Some((why, bytes)), access) => {
+                note_left(why, bytes);
+                if why == Stays::Code && access == b"rwxp" {
+                    let kept: Vec<_> = kept.iter().chain(stubs).cloned().collect();
+                    withheld::withhold_unwritten(range, &kept);
+                }
+            }
             _ if !is_plain(one) => {}
             (None, b"---p") if is_free() => layout.reserve(range.clone()),
             (None, b"rw-p" | b"r--p") => {

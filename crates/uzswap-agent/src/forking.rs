@@ -14,7 +14,7 @@
 //! `pthread_atfork`. If no handler ran, we start them when the child asks for memory.
 
 use crate::stage::{self, Stage};
-use crate::{Agent, Inside, allocator, front, guests, inside, layout, thread};
+use crate::{Agent, Inside, allocator, front, guests, inside, layout, thread, withheld};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -60,6 +60,7 @@ pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
             }
         }
     };
+    let layout = (layout, withheld::lock());
     let pages = agent.pager.before_fork()?;
     // The allocator's lock is the last: nothing is allocated or freed after it.
     Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(allocator::lock()) })
@@ -99,6 +100,7 @@ impl<L, M> Still<L, M> {
 /// Leaves a child alone that cannot have a pager of its own, and whose memory is all present.
 fn leave(error: &io::Error) {
     front().into_iter().for_each(Front::forked);
+    withheld::give_all_back();
     stage::enter(Stage::LeftAlone);
     crate::leave_alone(&format!("it was forked where its pages cannot be watched: {error}"));
 }

@@ -12,7 +12,7 @@
 //! address. When the handler returns, the thread continues in our code, unless the handler has set
 //! another address. If the handler never returns, the call is over: [`crate::thread`].
 
-use crate::signals::{KernelAction, ours};
+use crate::signals::{KernelAction, OURS};
 use crate::{seen, stacks, stage, thread};
 use std::arch::naked_asm;
 use std::ptr;
@@ -92,7 +92,7 @@ pub fn of_program(signal: u64) -> KernelAction {
 /// Sets the program's action; returns the kernel's answer. `is_other` if the caller borrows this
 /// memory (`vfork`). Its handlers do not begin in our code. Called in our own code.
 pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
-    let mut given = KernelAction { mask: action.mask & !ours(), ..*action };
+    let mut given = KernelAction { mask: action.mask & !OURS, ..*action };
     if let Some(entry) = ACTIONS.get(signal as usize)
         && is_wrapped(signal, action)
         && !is_other
@@ -102,7 +102,7 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
         const FORM: u64 = SA_RESTORER | SA_ONSTACK | libc::SA_SIGINFO as u64;
         let restorer = behind_nop(leave_in_place);
         let (handler, flags) = (own_handler(), action.flags & !SA_NODEFER | FORM);
-        given = KernelAction { handler, flags, restorer, mask: !(ours() | FAULTS) };
+        given = KernelAction { handler, flags, restorer, mask: !(OURS | FAULTS) };
     }
     let arguments = [signal, &raw const given as u64, 0, 8, 0, 0];
     // SAFETY: the program's own action, by way of `arrive`.
@@ -125,7 +125,7 @@ pub fn begin_on_stack(signal: i32, is_so: bool) {
 
 /// Takes over the actions that the program has set. Called while all other threads stand still.
 pub fn take_over() {
-    let others = (1..=SIGNALS as u64).filter(|signal| ours() & 1 << (signal - 1) == 0);
+    let others = (1..=SIGNALS as u64).filter(|signal| OURS & 1 << (signal - 1) == 0);
     for signal in others {
         let action = of_kernel(signal);
         if is_wrapped(signal, &action) && action.handler != own_handler() {
@@ -255,7 +255,7 @@ unsafe fn deliver(
     // SAFETY: the kernel's description, which is the handler's to change.
     let interrupted = unsafe { &mut *context };
     let own = if action.flags & SA_NODEFER == 0 { 1 << (signal - 1) } else { 0 };
-    let mask = (interrupted.mask | action.mask | own) & !ours();
+    let mask = (interrupted.mask | action.mask | own) & !OURS;
     // SAFETY: where the kernel has put it.
     let frame = unsafe { context.byte_sub(std::mem::offset_of!(OnStack, context)) }.cast();
     let mut plan = Plan {
@@ -297,7 +297,7 @@ unsafe fn deliver(
 
 /// Unblocks a signal if pages come in by it.
 fn unblock(signal: i32) {
-    let set = ours() & 1 << (signal - 1);
+    let set = OURS & 1 << (signal - 1);
     if set != 0 {
         let arguments = [libc::SIG_UNBLOCK as u64, &raw const set as u64, 0, 8, 0, 0];
         // SAFETY: the set outlives the call, which changes nothing but the thread's mask.
@@ -570,10 +570,10 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
         if !is_used {
             stacks::set_programs(to.stack);
         }
-        if let Some(ours) = stacks::ours() {
+        if let Some(ours) = stacks::ours().filter(|_| !stage::is_confined()) {
             to.stack = ours;
         }
-        to.mask &= !ours();
+        to.mask &= !OURS;
         to
     }
 }
@@ -581,6 +581,6 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
 /// Ends a handler that ran where the kernel had begun it.
 unsafe extern "C" fn end_in_place(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
-    unsafe { (*context).mask &= !ours() };
+    unsafe { (*context).mask &= !OURS };
     context
 }

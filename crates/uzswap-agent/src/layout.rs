@@ -4,7 +4,7 @@
 //! a handler of the program's could wait for the thread that it interrupted.
 
 use crate::pins::{self, Pins};
-use crate::{Agent, inside, stage};
+use crate::{Agent, inside, stage, withheld};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -205,6 +205,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     if agent.pager.has_adopted(mapped.clone()) {
         agent.pager.change(mapped.clone(), Change::Gone, || ((), true));
     }
+    withheld::change(&mapped, || true);
     const OTHER: i32 = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_LOCKED | libc::MAP_HUGETLB;
     let is_code = protection & libc::PROT_EXEC != 0;
     if is_code && flags & (libc::MAP_TYPE | libc::MAP_ANONYMOUS) == libc::MAP_PRIVATE {
@@ -219,6 +220,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
         match protection {
             libc::PROT_NONE | libc::PROT_READ => layout.reserve(mapped),
             READ_WRITE => agent.adopt_fresh(mapped),
+            _ if withheld::is_for(protection) => withheld::withhold(mapped),
             _ => {}
         }
     }
@@ -232,7 +234,7 @@ pub fn unmap(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let mut layout = lock();
     let done = agent.pager.change(range.clone(), Change::Gone, || {
-        let done = make(call);
+        let done = withheld::change(&range, || make(call));
         (done, done)
     });
     if let Some(layout) = layout.as_mut().filter(|_| done) {
@@ -248,9 +250,13 @@ pub fn grow_heap(agent: &Agent, call: &mut Call) -> Outcome {
     let pages = |end: usize| end.next_multiple_of(PAGE_BYTES);
     let (before, wanted) = (layout.heap_end, call.arguments[0] as usize);
     if wanted != 0 && pages(wanted) < pages(before) {
-        agent.pager.change(pages(wanted)..pages(before), Change::Gone, || {
-            make(call);
-            ((), call.result as usize == wanted)
+        let given_up = pages(wanted)..pages(before);
+        agent.pager.change(given_up.clone(), Change::Gone, || {
+            let is_done = withheld::change(&given_up, || {
+                make(call);
+                call.result as usize == wanted
+            });
+            ((), is_done)
         });
     } else {
         make(call);
@@ -279,10 +285,15 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
         Mode::Protection => agent.pager.adopted(range.clone()),
         _ => Vec::new(),
     };
+    let is_withheld = withheld::is_for(protection);
+    let mut plain = if is_withheld { withheld::parts(&range) } else { Vec::new() };
     if !given_back.is_empty() || stays && agent.pager.has_adopted(range.clone()) {
+        if is_withheld {
+            plain.extend(agent.pager.adopted(range.clone()));
+        }
         agent.pager.release(range.clone());
     }
-    let done = make(call);
+    let done = withheld::change(&range, || make(call));
     let Some(layout) = layout.as_mut().filter(|_| done) else { return Outcome::Done };
     for part in given_back.into_iter().filter(|_| !stays) {
         layout.unreserve(&part);
@@ -293,9 +304,12 @@ pub fn protect(agent: &Agent, call: &mut Call) -> Outcome {
             if !stays {
                 // There is no least size, because an allocator asks for a little at a time.
                 agent.adopt(part, Contents::Pages);
+            } else if is_withheld {
+                plain.push(part);
             }
         }
     }
+    plain.into_iter().for_each(withheld::withhold);
     Outcome::Done
 }
 
@@ -309,9 +323,23 @@ pub fn look_for_holes(range: &Range<usize>) -> i64 {
 pub fn remap(agent: &Agent, call: &mut Call) -> Outcome {
     let _inside = inside();
     let mut layout = lock();
+    let [from, old_bytes, bytes, flags, ..] = call.arguments;
+    let (old, new_bytes) = (whole(from, old_bytes), whole(0, bytes).end);
+    let withheld = withheld::give_back(&old);
     move_mapping(agent, call);
-    let [from, _, bytes, ..] = call.arguments;
-    let has_moved = !(-4095..0).contains(&call.result) && call.result as u64 != from;
+    let is_done = !(-4095..0).contains(&call.result);
+    if !withheld.is_empty() {
+        let stays = !is_done || flags as i32 & libc::MREMAP_DONTUNMAP != 0;
+        withheld.iter().filter(|_| stays).for_each(|part| withheld::withhold(part.clone()));
+        let to = call.result as usize;
+        for part in withheld.into_iter().filter(|_| is_done) {
+            // A mapping that grows has the access of its end.
+            let end = if part.end == old.end { new_bytes } else { part.end - old.start };
+            let (start, end) = (part.start - old.start, end.min(new_bytes));
+            withheld::withhold(to + start..to + end.max(start));
+        }
+    }
+    let has_moved = is_done && call.result as u64 != from;
     if let Some(layout) = layout.as_mut().filter(|_| has_moved) {
         layout.unreserve(&whole(call.result as u64, bytes));
     }
@@ -389,9 +417,11 @@ fn is_unmapped(page: usize) -> bool {
 
 /// Makes a call that maps over a range; true if it succeeded.
 fn make_over(agent: &Agent, call: &mut Call, target: Range<usize>) -> bool {
-    let Some(mapped) = agent.pager.first_adopted(target.clone()) else { return make(call) };
-    agent.pager.change(target, Change::Gone, || {
-        let done = make(call);
+    let Some(mapped) = agent.pager.first_adopted(target.clone()) else {
+        return withheld::change(&target, || make(call));
+    };
+    agent.pager.change(target.clone(), Change::Gone, || {
+        let done = withheld::change(&target, || make(call));
         // A call that failed may have unmapped its target all the same.
         (done, done || is_unmapped(mapped))
     })
@@ -452,11 +482,13 @@ pub fn in_core(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `mseal`: sealed memory stays in place.
+/// `mseal`: sealed memory stays in place, and its access stays.
 pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
+    let range = whole(call.arguments[0], call.arguments[1]);
     let _inside = inside();
     let _layout = lock();
-    agent.pager.release(whole(call.arguments[0], call.arguments[1]));
+    withheld::give_back(&range);
+    agent.pager.release(range);
     make(call);
     Outcome::Done
 }

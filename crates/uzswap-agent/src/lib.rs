@@ -65,6 +65,7 @@ mod transfer;
 mod visits;
 mod watcher;
 mod whole;
+mod withheld;
 mod written;
 
 use decide::{Action, decide};

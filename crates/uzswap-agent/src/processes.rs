@@ -2,7 +2,7 @@
 
 use crate::execute::bytes_of;
 use crate::pins::{Pins, peek, peek_bytes, poke, refuse};
-use crate::signals::{self, KernelAction, ours};
+use crate::signals::{self, KernelAction, OURS};
 use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stage};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -34,7 +34,7 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let given;
     if set != 0 && how != libc::SIG_UNBLOCK as u64 && bytes == 8 {
         let Some(asked) = set_at(set) else { return refuse(call, libc::EFAULT) };
-        given = asked & !ours();
+        given = asked & !OURS;
         arguments[1] = &raw const given as u64;
     }
     // SAFETY: the program's own call, with a set that lacks two signals.
@@ -65,7 +65,7 @@ fn pin_both(agent: &Agent, read: u64, written: u64, bytes: u64) -> Pins<'_> {
 /// `rt_sigaction`: our signals stay ours, and handlers of others do not block them.
 pub fn action(agent: &Agent, call: &mut Call) -> Outcome {
     let [signal, new, old, bytes, ..] = call.arguments;
-    let is_ours = (1..=64).contains(&signal) && ours() & 1 << (signal - 1) != 0;
+    let is_ours = (1..=64).contains(&signal) && OURS & 1 << (signal - 1) != 0;
     if is_ours && bytes == 8 {
         return action_of_ours(agent, call);
     }
@@ -296,7 +296,7 @@ fn clear_handlers() {
     let _inside = inside();
     let default = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
     for signal in 1..=64 {
-        if ours() & 1 << (signal - 1) != 0 {
+        if OURS & 1 << (signal - 1) != 0 {
             fault_signals::clear_action(signal as i32);
         } else if handlers::is_function(handlers::of_program(signal).handler) {
             // An error would mean that there is no such signal.

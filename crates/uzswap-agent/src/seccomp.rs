@@ -10,7 +10,7 @@
 
 use crate::buffers::touched;
 use crate::pins::{Pins, peek, refuse};
-use crate::{Agent, alone, handlers, layout, limits, stacks, stage};
+use crate::{Agent, alone, handlers, layout, limits, stacks, stage, withheld};
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
 use uzswap_calls::{Call, Outcome, raw};
@@ -21,6 +21,8 @@ const SET_MODE_STRICT: u64 = 0;
 const SET_MODE_FILTER: u64 = 1;
 /// The filter is for all threads, ours among them.
 const FOR_ALL: u64 = 1;
+/// `PR_SET_MDWE`: no memory becomes executable any more.
+const SET_MDWE: i32 = 65;
 /// `PR_SET_SYSCALL_USER_DISPATCH`: a thread's calls from outside of a range become signals.
 const SET_DISPATCH: i32 = 59;
 /// The kernel's maximum.
@@ -58,6 +60,9 @@ pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
             libc::SECCOMP_MODE_FILTER => look(agent, program, false),
             _ => {}
         }
+    }
+    if operation as i32 == SET_MDWE && !stage::is_left() {
+        permit_execution();
     }
     if operation as i32 == SET_DISPATCH && mode != 0 {
         // The answer of kernels before 5.11. Our calls would become signals. So would the return of
@@ -106,6 +111,7 @@ pub fn leave(agent: &Agent, reason: &str) {
     if !was_left {
         agent.pager.give_all_back();
     }
+    withheld::give_all_back();
     limits::tell_kernel();
     stage::confine();
     // Our handler would make such calls.
@@ -115,6 +121,13 @@ pub fn leave(agent: &Agent, reason: &str) {
     if !was_left {
         crate::leave_alone(reason);
     }
+}
+
+/// Makes all memory executable that the program asked for so: the kernel will deny it later.
+fn permit_execution() {
+    let _inside = crate::inside();
+    let _layout = layout::lock();
+    withheld::end();
 }
 
 /// Leaves the program alone if a filter forbids a call that is needed here.
@@ -131,8 +144,12 @@ fn look(agent: &Agent, program: u64, is_for_all: bool) {
     let instruction = raw as *const () as u64;
     let by_threads = is_for_all.then(of_threads).into_iter().flatten();
     let mut needed = needed(agent).into_iter().chain(by_threads);
-    let is_enough = needed.all(|call| filter::allows(&filter, &call, instruction));
-    drop((pins, _inside));
+    let allows = |call: Call| filter::allows(&filter, &call, instruction);
+    let (is_enough, permits) = (needed.all(allows), allows(execution()));
+    drop((needed, pins, _inside));
+    if is_enough && !permits && !stage::is_left() {
+        permit_execution();
+    }
     match (is_enough, crate::front()) {
         (false, _) => leave(agent, FILTER),
         (true, Some(front)) => _ = front.waits.fetch_and(!FILTERED, Relaxed),
@@ -142,6 +159,12 @@ fn look(agent: &Agent, program: u64, is_for_all: bool) {
 
 fn call(number: libc::c_long, arguments: [u64; 6]) -> Call {
     Call { number: number as u64, arguments, result: 0 }
+}
+
+/// The call that makes written memory executable when it is first executed.
+fn execution() -> Call {
+    let access = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
+    call(libc::SYS_mprotect, [1 << 20, 4096, access, 0, 0, 0])
 }
 
 /// The calls by which a thread brings a page in, or takes one out, or begins and ends.

@@ -2,16 +2,9 @@
 
 use std::mem::MaybeUninit;
 use uzswap_calls::raw;
-use uzswap_region::Mode;
 
-/// Signals that must reach us: a fault, and a replaced instruction.
-pub fn ours() -> u64 {
-    const ALWAYS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1);
-    match crate::mode() {
-        Mode::Protection => ALWAYS | 1 << (libc::SIGSEGV - 1),
-        _ => ALWAYS,
-    }
-}
+/// Signals that must reach us: faults, and a replaced instruction.
+pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | 1 << (libc::SIGSEGV - 1);
 
 /// Sets the calling thread's mask, without our signals.
 pub fn set_mask(mask: u64) {
@@ -24,7 +17,7 @@ pub fn block() -> u64 {
 }
 
 fn exchange_mask(mask: u64) -> u64 {
-    let mask = mask & !ours();
+    let mask = mask & !OURS;
     let mut before = 0u64;
     let [set, old] = [&raw const mask as u64, &raw mut before as u64];
     let arguments = [libc::SIG_SETMASK as u64, set, old, size_of::<u64>() as u64, 0, 0];

@@ -268,7 +268,7 @@ fn note(kernels: libc::stack_t) {
 fn with_room(work: impl FnMut()) {
     const BYTES: u64 = 8;
     const SEGV: u64 = 1 << (libc::SIGSEGV - 1);
-    let all = !(signals::ours() | SEGV);
+    let all = !(signals::OURS | SEGV);
     let mut before = 0u64;
     let arguments = [libc::SIG_BLOCK as u64, &raw const all as u64, &raw mut before as u64];
     let [how, new, old] = arguments;

@@ -72,9 +72,6 @@ fn check(modules: &[sites::Module], thread: i32) -> Result<(), String> {
     if let Some(watcher) = watcher() {
         return Err(format!("{watcher}, which would see our faults as its own"));
     }
-    if written::is_there() {
-        return Err(written::REASON.into());
-    }
     check_code(modules)
 }
 
@@ -117,7 +114,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
         std::mem::forget(agent);
         return Err("it has taken descriptors of ours for files of its own".into());
     };
-    *layout = Some(adoption::adopt_all(&code.modules, &stopped));
+    *layout = Some(adoption::adopt_all(&code.modules, &stopped, patcher.stubs()));
     if let Some(layout) = &mut *layout {
         layout.patch_with(patcher);
     }
@@ -171,8 +168,12 @@ fn stop_and_replace(
     Err(why_not_stopped(sharer))
 }
 
-/// Takes in the code that the program has loaded since it was listed.
+/// Takes in the code that the program has loaded since it was listed, and looks at the code that it
+/// has written.
 fn renew(code: &mut Code, patcher: &mut Patcher) -> Result<(), String> {
+    if written::is_there() {
+        return Err(written::REASON.into());
+    }
     if code.renew(patcher).map_err(why_not_replaced)? {
         check_code(&code.modules)?;
         adoption::note_variables(&code.modules);
@@ -214,6 +215,9 @@ fn take_signals() -> io::Result<()> {
     fault_signals::on_sent(stay);
     fault_signals::deliver_by(handlers::deliver_from);
     fault_signals::before_default(seen::complete);
+    // Where faults of pages raise SIGSEGV, the pager has its function.
+    fault_signals::on_segv(|_| false)?;
+    fault_signals::on_fetch(written::on_fetch);
     fault_signals::on_illegal(Patcher::resume_at)
 }
 
@@ -329,7 +333,7 @@ fn is_reached(thread: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    blocked.is_some_and(|mask| mask & signals::ours() == 0)
+    blocked.is_some_and(|mask| mask & signals::OURS == 0)
 }
 
 /// Another library that manages this program's memory or signals.

@@ -30,6 +30,9 @@ pub struct Thread {
     pub call: Cell<*const Frame>,
     /// The start of the thread's list of robust locks; 0 if unknown.
     pub robust: Cell<u64>,
+    /// The address of the last fetch of an instruction that was a fault, if it was not served: see
+    /// [`crate::withheld`].
+    pub fetched: Cell<usize>,
     /// The call whose fast path has pinned `pinned`; 0 if none has.
     first: Cell<usize>,
     pinned: [Cell<usize>; 4],
@@ -46,6 +49,7 @@ thread_local! {
             is_armed: Cell::new(false),
             call: Cell::new(std::ptr::null()),
             robust: Cell::new(0),
+            fetched: Cell::new(0),
             first: Cell::new(0),
             pinned: [const { Cell::new(0) }; 4],
             table: Cell::new(std::ptr::null()),

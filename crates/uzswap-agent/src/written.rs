@@ -1,13 +1,16 @@
 //! Code that the program writes as it runs, and that makes system calls itself. These are not
 //! replaced ([`uzswap_calls::sites::makes_call`]), and would not see memory that is out. So such a
-//! program is left alone. The code is looked at when it becomes executable. Code that is written to
-//! memory that is executable already is seen at the take-over only.
+//! program is left alone. The code is looked at when it becomes executable, and at the take-over.
+//! Code in memory that the program may still write is looked at when it is first executed
+//! ([`crate::withheld`]).
 
 use crate::pins::{Pins, peek_bytes};
-use crate::{Agent, inside, looker, seccomp};
+use crate::withheld::{self, Fetched};
+use crate::{AGENT, Agent, inside, looker, seccomp, stacks};
 use std::fs;
 use std::ops::Range;
 use uzswap_calls::{Call, sites, table};
+use uzswap_sys::fault_signals::OnFetch;
 use uzswap_sys::map::Mapped;
 
 pub const REASON: &str = "it generates code that makes system calls itself";
@@ -61,4 +64,20 @@ fn makes_call(range: Range<usize>, bring: impl Fn(u64)) -> bool {
         at += PART - sites::BEFORE - 2;
     }
     false
+}
+
+/// Serves a fault of a fetch of an instruction ([`withheld::fetch`]).
+pub fn on_fetch(address: usize) -> OnFetch {
+    match withheld::fetch(address) {
+        Fetched::Permitted => OnFetch::Again,
+        Fetched::Call => OnFetch::Run(leave),
+        Fetched::Foreign => OnFetch::Pass,
+    }
+}
+
+/// Leaves the program alone, as a handler of the program's. The code runs after that.
+extern "C" fn leave(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    stacks::for_call(|| {
+        AGENT.get().into_iter().for_each(|agent| seccomp::leave(agent, REASON));
+    });
 }

@@ -100,6 +100,8 @@ pub struct Patcher {
     traps: HashMap<usize, usize>,
     /// Space for stubs, by the address of the next one, with the end of its page.
     rooms: BTreeMap<usize, usize>,
+    /// All memory for stubs.
+    stubs: Vec<Range<usize>>,
 }
 
 impl Patcher {
@@ -111,7 +113,12 @@ impl Patcher {
         }
         membarrier(MembarrierCommand::RegisterPrivateExpeditedSyncCore)?;
         entry::set(looks);
-        Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new() })
+        Ok(Self { traps: HashMap::new(), rooms: BTreeMap::new(), stubs: Vec::new() })
+    }
+
+    /// The memory of all stubs.
+    pub fn stubs(&self) -> &[Range<usize>] {
+        &self.stubs
     }
 
     /// The address at which a thread continues after it executed the `ud2` at `address`; `None` if
@@ -236,7 +243,11 @@ impl Patcher {
         let found = self.rooms.range(reach).find(|(next, end)| *next < *end);
         let (next, end) = match found {
             Some((next, end)) => (*next, *end),
-            None => map_near(near)?,
+            None => {
+                let (start, end) = map_near(near)?;
+                self.stubs.push(start..end);
+                (start, end)
+            }
         };
         self.rooms.remove(&next);
         self.rooms.insert(next + STUB, end);

@@ -10,12 +10,14 @@
 //! of ours ([`crate::stack`]). All signals are blocked, so that no other handler runs while the
 //! thread holds our locks. `errno` is preserved.
 
+mod fetch;
 mod handlers;
 mod versioned;
 
 use crate::processor::{self, Cause, Registers};
 use crate::stack::Stacks;
 use crate::uffd::Fault;
+pub use fetch::{OnFetch, on_fetch};
 use handlers::{Handlers, action};
 use libc::{c_int, sigaction as Action};
 use std::io;
@@ -418,17 +420,25 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc
     let Some(serve) = hook.serve.get() else { std::process::abort() };
     // SAFETY: as above.
     let is_done = unsafe { go_on_elsewhere(signal, is_sent, info, context) };
-    let mut is_ours = is_done;
-    let mut serve = || is_ours = serve(Fault { address, is_write, instruction });
+    let (mut is_ours, mut before) = (is_done, None);
+    let mut serve = || match cause.is_fetch {
+        // Our memory is not code.
+        true => (is_ours, before) = fetch::serve(signal, address),
+        false => is_ours = serve(Fault { address, is_write, instruction }),
+    };
     match STACKS.get() {
-        // A sent signal has no address. Our memory is not code, and a protection key that denies an
-        // access is the program's.
-        _ if is_sent || is_done || cause.is_fetch || cause.is_by_key => {}
+        // A sent signal has no address. A protection key that denies an access is the program's.
+        _ if is_sent || is_done || cause.is_by_key => {}
         Some(stacks) => stacks.run(serve),
         None => serve(),
     }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
+    if let (Some(deliver), Some(before)) = (DELIVER.get(), before) {
+        let run = action(before as usize, libc::SA_SIGINFO, 0);
+        // SAFETY: these are the handler's own arguments.
+        unsafe { deliver(&run, signal, info, context) };
+    }
     if !is_ours {
         // SAFETY: these are the handler's own arguments.
         unsafe {

@@ -366,6 +366,13 @@ pub fn is_in_core(address: usize) -> io::Result<bool> {
     }
 }
 
+/// The bytes of a range that are in memory, in whole pages; 0 if a part of it is not mapped.
+pub fn bytes_in_core(range: Range<usize>) -> u64 {
+    let pages = NonNull::new(range.start as *mut u8)
+        .and_then(|base| calls::resident_pages(base, range.len()).ok());
+    (pages.unwrap_or(0) * PAGE_BYTES) as u64
+}
+
 /// True if all pages of a range are mapped. Needs no descriptor.
 pub fn is_mapped(range: Range<usize>) -> bool {
     let at = range.start as *mut c_void;
