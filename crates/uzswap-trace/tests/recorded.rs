@@ -1,5 +1,5 @@
-//! Traces of real programs, replayed: the known policies miss as libCacheSim's do, and ours faults
-//! no more than the order of coming in all.
+//! Replays traces of real programs: the known policies miss as often as libCacheSim's do, and ours
+//! faults no more in sum than the clock does.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
