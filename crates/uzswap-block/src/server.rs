@@ -90,7 +90,7 @@ impl ServerState {
     }
 }
 
-/// A FUSE file in service. Dropping it unmounts the file and ends its threads.
+/// A FUSE file in service. Dropping the server unmounts the file and ends the server's threads.
 pub struct Server {
     team: Arc<Team<ServerState>>,
     path: std::path::PathBuf,
@@ -245,7 +245,7 @@ impl Worker {
         self.desk().answered_left.call_once(|| self.answer_left());
     }
 
-    /// Answers the request in the buffer. Serves it first if it has no outcome.
+    /// Answers the request in the buffer. Serves the request first if it has no outcome.
     fn answer_left(&self) {
         let buffer = self.desk().buffer();
         let request = buffer.has_request().then(|| Request::parse(buffer.bytes())).flatten();

@@ -120,7 +120,7 @@ pub(crate) const STATE: (&str, StateDoc) = (
     ],
 );
 
-/// The threads of a server. Dropping it waits for them: `work` must have ended before.
+/// The threads of a server. Dropping a team waits for its threads: `work` must have ended before.
 pub(crate) struct Team<W> {
     pub(crate) work: Arc<W>,
     threads_per_cpu: usize,

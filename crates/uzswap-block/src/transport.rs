@@ -99,7 +99,7 @@ impl Device {
     }
 }
 
-/// A transport. Dropping it ends its threads, and its devices answer with errors.
+/// A transport. When one is dropped, its threads end, and its devices answer with errors.
 pub trait Transport: Send {
     /// Its kind.
     fn kind(&self) -> TransportKind;

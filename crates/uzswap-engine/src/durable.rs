@@ -402,7 +402,7 @@ impl Durable {
         self.populated(self.parts.tags, number)
     }
 
-    /// The thing with this number, as values. Errors: no memory.
+    /// Makes the memory of this item of a part, and returns it as values. Errors: no memory.
     fn populated<T: Lasting>(
         self: &Arc<Self>,
         part: DurableArray,

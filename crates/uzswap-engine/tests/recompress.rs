@@ -315,7 +315,7 @@ fn a_damaged_unit_is_an_error_and_never_other_bytes() {
 fn a_full_pool_is_recompressed_as_far_as_there_is_room() {
     const POOL: u64 = 1 << 20;
     // Below the limit, objects of the first compressor leave space for a unit's first pages.
-    // Objects of the second do not.
+    // Objects of the second compressor leave none.
     for (compressor, leaves_room) in [("lz4", true), ("lz4:1", false)] {
         let setup = Setup { pages: 6000, pool_bytes: POOL, compressor, ..Setup::default() };
         let (cache, area, _) = setup.make();

@@ -133,7 +133,7 @@ pub struct Order {
     policy: PagerPolicy,
     /// Passes of each level.
     tenure: [f32; LEVELS],
-    /// The pages that left and came back; later ones count more.
+    /// The pages that left, and the pages that came back; later pages count more.
     departed: [f32; LEVELS],
     returned: [f32; LEVELS],
     /// Pages that were compared and had not changed; later ones count more.

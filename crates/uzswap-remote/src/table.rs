@@ -148,7 +148,7 @@ impl SegmentTable {
         self.lengths[segment].load(Relaxed) as usize
     }
 
-    /// Sets a segment's slot and length. The word that relies on them is set after.
+    /// Sets a segment's slot and length. The segment's word, which relies on them, is set later.
     pub(crate) fn set_place(&self, segment: usize, slot: u32, length: usize) {
         self.slots[segment].store(slot, SeqCst);
         self.lengths[segment].store(length as u32, Relaxed);

@@ -150,8 +150,8 @@ impl Segments {
         self.claim_dead(segment)
     }
 
-    /// Notes that the backing no longer has the content of a segment that was to be cleaned. `true`
-    /// if no record in it is live: then the caller gives it back.
+    /// Notes that the backing no longer has the content of a segment that was to be cleaned.
+    /// Returns `true` if no record in the segment is live: then the caller gives the segment back.
     pub(crate) fn lost(&self, segment: Segment) -> bool {
         let turned = self.turn(segment, Use::Cleaning, Use::Lost);
         debug_assert!(turned, "{segment:?} was {:?}", self.state(segment));

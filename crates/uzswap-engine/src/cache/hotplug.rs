@@ -202,9 +202,9 @@ impl Cache {
     }
 
     /// Brings up the CPUs that the process may use now and could not at the last call. Takes down
-    /// the CPUs that it may no longer use, and leaves all others. After an error it continues with
-    /// the other CPUs, and returns the first error. The next call tries again. `allowed` has all
-    /// CPUs on which threads store and load.
+    /// the CPUs that the process may no longer use, and leaves all others. After an error this
+    /// continues with the other CPUs, and returns the first error. The next call tries again.
+    /// `allowed` has all CPUs on which threads store and load.
     pub fn follow_cpus(&self, allowed: &CpuSet) -> Result<(), CpuError> {
         let mut cpus = lock(&self.cpus);
         let before = &cpus.allowed;

@@ -118,7 +118,7 @@ impl WithDictionary {
     pub(crate) fn new(encoder: Arc<Encoder>) -> Option<Self> {
         let frame = [0; MAGIC.len() + PAGE_BYTES];
         let mut with = Self { encoder, context: CCtx::try_create()?, frame };
-        // A first page, so that no later one allocates: see `Plain`.
+        // Compresses a page now, so that no later call allocates: see `Plain`.
         with.compress(&[0; PAGE_BYTES])?;
         Some(with)
     }

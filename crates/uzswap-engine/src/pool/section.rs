@@ -176,7 +176,7 @@ impl Sections {
         }
     }
 
-    /// Sets the most frames in use. If more are in use, none are given out.
+    /// Sets the maximum number of frames in use. While more are in use, no frame is given out.
     pub(super) fn set_limit(&self, frames: usize) {
         self.limit.store(frames, Ordering::Relaxed);
     }

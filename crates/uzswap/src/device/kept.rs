@@ -131,7 +131,7 @@ impl KeptDaemon {
     }
 
     /// The descriptors that this process has inherited. A daemon passes [`process::inherited`] as
-    /// `take`, which leaves them inheritable for another keeper. A keeper passes
+    /// `take`: the descriptors stay inheritable for another keeper. A keeper passes
     /// [`process::take_inherited`].
     pub fn inherited(
         numbers: &Numbers,

@@ -40,9 +40,9 @@ const FAULTS_WAITED_FOR: f64 = 30.0;
 /// Busy processes that may run beyond the number of CPUs. With fewer, CPUs idle during faults.
 const SLACK: f64 = 0.5;
 
-/// The time after which a suspended process resumes if no process is spared, and the least time
-/// that it is spared then.
+/// The time after which a suspended process resumes, if no process is spared.
 const SUSPENDED_MAX: Duration = Duration::from_secs(10);
+/// The least time for which such a process is spared from suspension after it resumes.
 const SPARED: Duration = Duration::from_secs(3);
 
 /// The acts of load control.

@@ -127,8 +127,8 @@ fn sizes_are_as_expected() {
 
 #[test]
 fn a_longer_match_one_byte_on_is_taken() {
-    // Two sequences before the strides grow. Then a place where one of them continues for five
-    // bytes, and a byte later the other for seven.
+    // Two sequences before the strides grow. Then a place where one of them matches for five
+    // bytes; the other sequence matches for seven bytes, one byte later.
     let mut page = Random(4).page();
     page[10..17].copy_from_slice(b"xabcdez");
     page[20..29].copy_from_slice(b"ybcdefghz");
