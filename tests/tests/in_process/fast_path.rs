@@ -1,5 +1,5 @@
-//! The fast path of a system call keeps only SSE registers: this test reads the machine code that
-//! it reaches, instruction by instruction.
+//! The fast path of a system call keeps only SSE registers: this test reads the machine code of
+//! this path, instruction by instruction.
 
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
