@@ -203,7 +203,7 @@ fn _numpy_handler<'py>(pager: &Bound<'py, Pager>, above: Size) -> PyResult<Bound
     numpy::handler(pager.py(), pager.get().0.clone(), above as usize)
 }
 
-/// Installs a handler in the current context. Returns the former one.
+/// Installs a handler in the current context. Returns the former handler.
 #[pyfunction]
 fn _numpy_install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     numpy::install(handler)

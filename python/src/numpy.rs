@@ -91,7 +91,7 @@ pub fn handler<'py>(py: Python<'py>, pager: Pager, above: usize) -> PyResult<Bou
     unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
 }
 
-/// Installs `handler` in the current context. Returns the former one.
+/// Installs `handler` in the current context. Returns the former handler.
 pub fn install<'py>(handler: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = handler.py();
     let table = table(py)?;

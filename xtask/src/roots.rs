@@ -140,7 +140,7 @@ fn matrix(folders: &Folders, wanted: &str) -> Result<bool> {
             let row =
                 format!("| {name} | {library} | {tests_name} | {count}{end} | {kernel} | {date} |");
             rows.insert((at, index), row);
-            // Written after each job: a later one may take long, or fail.
+            // Written after each job: a later job may take long, or fail.
             fs::write(&path, machines.to_owned() + &write(&rows))?;
         }
     }

@@ -219,7 +219,7 @@ pub struct Corpora {
     pub missing: Vec<(String, String)>,
 }
 
-/// All corpora. Records the missing ones.
+/// All corpora. Records the missing corpora.
 pub fn corpora(bench: &Bench) -> Result<Corpora, Failure> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     let programs = bench.pick(&ALL[..1], &ALL[..], &ALL[..]);

@@ -513,7 +513,7 @@ pub fn run(bench: &Bench, arguments: &LocksArguments) -> Result<Section, Failure
 /// Adds the table of faults through the swap device.
 fn device_faults(bench: &Bench, section: Section) -> Result<Section, Failure> {
     let peer = |name: &str, more: &[&str]| {
-        // In memory, as in the rest: locks are to be measured and no disk.
+        // The backing is in memory, as in the other parts: they measure locks and no disk.
         let options = ["--compressor=lz4", "--pool=16M", "--backing=/dev/shm/uzswap-bench:1G"];
         let options = options.iter().chain(more).map(|option| (*option).to_owned()).collect();
         Peer::Uzswap { name: name.into(), options }

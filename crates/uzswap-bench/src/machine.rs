@@ -1,8 +1,8 @@
 //! Changes of the machine by a benchmark, and their undoing.
 //!
 //! Before a change is made, its undoing is written to a journal. The changes of a configuration are
-//! undone in reverse order when they are dropped. Those of a killed benchmark are undone by the
-//! next benchmark, in [`recover`]. A lock excludes a second benchmark.
+//! undone in reverse order when they are dropped. The changes of a killed benchmark are undone by
+//! the next benchmark, in [`recover`]. A lock excludes a second benchmark.
 
 use crate::error::{Context, Failure};
 use crate::install::shell;

@@ -448,7 +448,7 @@ pub fn trained_codecs() -> Codecs {
 /// The body of the fuzzer `decompress_damaged`: the first byte picks the codec, the second the use
 /// of the rest. The rest is the object to decode, or the seed of a page whose object is damaged:
 /// bits flipped, then truncated. Panics where a whole object does not decode to its page. The
-/// result of a damaged one does not matter, but no byte beyond the page may be written.
+/// result of a damaged object does not matter, but no byte beyond the page may be written.
 pub fn fuzz_decompress_damaged(codecs: &mut Codecs, bytes: &[u8]) {
     let [codec, mode, rest @ ..] = bytes else { return };
     let pick = |codecs: &[Codec]| codecs[usize::from(*codec) % codecs.len()];

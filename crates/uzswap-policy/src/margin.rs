@@ -30,8 +30,8 @@ const SPARE_MAX: u64 = 64 << 20;
 /// The margin falls by one part in this many at a look.
 const FALLS: u64 = 256;
 
-/// The budget never falls below the given one divided by this: other programs of the container must
-/// not take all of it.
+/// The budget never falls below the given budget divided by this: other programs of the container
+/// must not take all of it.
 const PART_LEAST: u64 = 4;
 
 /// One look at a container, in bytes.
@@ -70,7 +70,7 @@ pub struct Margin {
 }
 
 impl Margin {
-    /// That of a run with this budget, before the first look.
+    /// The margin of a run with this budget, before the first look.
     pub fn new(given: u64) -> Self {
         Self { given, least: given, uncounted: [0; LOOKS], margin: 0, limit: u64::MAX }
     }
@@ -99,7 +99,7 @@ impl Margin {
         (self.limit - self.margin.min(self.limit)).max(self.given / PART_LEAST)
     }
 
-    /// The most bytes by which the budget was below the given one.
+    /// The most bytes by which the budget was below the given budget.
     pub fn learnt(&self) -> u64 {
         self.given - self.least
     }

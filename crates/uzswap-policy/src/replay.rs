@@ -119,7 +119,8 @@ pub struct ReplayCounts {
 }
 
 impl ReplayCounts {
-    /// Touches of pages that had left, which depend on the policy. First touches do not.
+    /// Touches of pages that had left, which depend on the policy. First touches do not depend on
+    /// it.
     pub fn faults(&self) -> u64 {
         self.misses - self.first
     }

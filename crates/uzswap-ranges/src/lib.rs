@@ -74,7 +74,7 @@ pub struct Hole {
     pub size: u64,
     /// The range begins at a multiple of this: a power of two.
     pub align: u64,
-    /// The range must lie in this one.
+    /// The part of the space in which the range must lie.
     pub within: Range<u64>,
     /// As [`Item::value`].
     pub value: u64,

@@ -39,8 +39,8 @@ impl Connected {
     }
 
     /// Connects to a store, with a table in memory that outlives the process: new, or as the last
-    /// process has left it. In the latter case only the store may have a page. So a store that does
-    /// not answer or cannot be used is no error: reads wait for it.
+    /// process has left it. If a process has left it, only the store may have a page. So a store
+    /// that does not answer or cannot be used is no error: reads wait for it.
     pub fn with_table(address: &Address, table: OwnedFd) -> Result<Self, ConnectError> {
         let kept = SegmentTable::header(&table);
         let Some(TableHeader { epoch, readers, .. }) = kept else {

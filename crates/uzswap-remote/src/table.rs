@@ -155,7 +155,7 @@ impl SegmentTable {
         self.keep(segment, 1, u64::from(slot) << 32 | length as u64);
     }
 
-    /// Sets a segment's word. Returns the old one.
+    /// Sets a segment's word. Returns the old word.
     pub(crate) fn swap(&self, segment: usize, new: u64) -> u64 {
         let old = self.words[segment].swap(new, SeqCst);
         self.keep(segment, 0, new);

@@ -92,9 +92,9 @@ mod on {
         /// Turns that the thread gets while the slowest thread gets one.
         speed: u64,
         steps: u64,
-        /// Steps since its last [`begin`].
+        /// Steps of this thread since its last [`begin`].
         since: u64,
-        /// Steps of each thread that this thread saw since then.
+        /// Steps of each thread that this thread has seen since its last [`begin`].
         seen: [u64; THREADS_MAX],
     }
 

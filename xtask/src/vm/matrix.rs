@@ -167,7 +167,7 @@ pub fn run(lab: &Lab, machine: &Machine, wanted: &str) -> Result<bool> {
             let (release, text) = (&outcome.release, describe(&outcome));
             let row = format!("| {release} | {cgroup} | {image} | {name} | {text} | {date} |");
             rows.insert((place, index), row);
-            // Written after each guest: a later one may take long, or fail.
+            // Written after each guest: a later guest may take long, or fail.
             fs::write(&path, write(&rows) + libraries)?;
         }
     }

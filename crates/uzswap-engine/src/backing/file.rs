@@ -118,7 +118,7 @@ fn wait_for_quiet(count: &str) -> io::Result<()> {
     Err(io::ErrorKind::TimedOut.into())
 }
 
-/// The buffer for a record that is not aligned: the longest one and a block on either side.
+/// The buffer for a record that is not aligned: the longest record and a block on either side.
 #[repr(align(4096))]
 struct Bounce([u8; (RECORD_BYTES_MAX + 2 * BLOCK_BYTES_MAX).next_multiple_of(BLOCK_BYTES_MAX)]);
 

@@ -139,7 +139,7 @@ impl Tables {
         let Some((durable, homes)) = &self.durable else { return };
         let mut unused = lock(&self.unused);
         unused.used = used.iter().max().map_or(0, |last| last + 1);
-        // Spare tags without a cluster are behind the last used ones, or in a gap.
+        // Spare tags without a cluster are behind the last used tags, or in a gap.
         let gaps = gaps(used, homes.len());
         let before = gaps.iter().flat_map(|gap| gap.clone()).map(|number| number as u32);
         unused.given_back = before.take_while(|number| *number < unused.used).collect();

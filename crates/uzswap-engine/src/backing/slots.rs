@@ -366,13 +366,13 @@ impl Slots {
                 return None;
             }
             // Other threads took the segments of this cluster. The segment that was counted for
-            // this call is in another one.
+            // this call is in another cluster.
             backoff.wait();
         }
     }
 
     /// Makes a free cluster the current one, if there is a free cluster. `false` if there may be
-    /// one, but the memory to take it was not prepared.
+    /// such a cluster, but the memory to take it was not prepared.
     fn take_cluster(&self, cache: &mut SlotCache) -> bool {
         if self.untaken.load(Acquire) == 0 {
             return true;

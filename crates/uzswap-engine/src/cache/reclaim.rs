@@ -39,7 +39,7 @@ const SLACK_BYTES: usize = 256 << 10;
 
 /// Free memory kept ahead of need, and the threads that are woken when it is short.
 pub(crate) struct Reserve {
-    /// The thread that maintains everything that no node's thread does.
+    /// The thread that maintains everything that no node's thread maintains.
     maintainer: Maintainer,
     /// For each node, the thread that maintains its memory, if it has one.
     of_nodes: Box<[Maintainer]>,

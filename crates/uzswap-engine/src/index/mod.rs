@@ -55,7 +55,7 @@ pub(crate) struct Index {
     spare: Mutex<Vec<Owned>>,
     /// The maximum number of spare trunks.
     spare_max: AtomicUsize,
-    /// A hint where the next trunk for pages will be: the number of the last one, plus one.
+    /// A hint where the next trunk for pages will be: the number of the last such trunk, plus one.
     next: AtomicUsize,
     /// Trunks that were taken out of the directory, to be freed.
     retired: Arc<Retired>,

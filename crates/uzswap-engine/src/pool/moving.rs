@@ -189,8 +189,8 @@ impl Pool {
         }
         let others = self.nodes.nearest(class.node).iter().filter(|_| grow).skip(1);
         for node in others {
-            // This only tries to lock: it is against the lock order, as another thread may do the
-            // reverse.
+            // This only tries to lock, because another thread may take these two locks in the
+            // reverse order.
             let Some(mut other) = try_lock(self.class(number, *node)) else {
                 return Err(Stuck::Held(owner));
             };

@@ -231,8 +231,8 @@ fn come_back(pid: i32) -> Option<(Rejoined, Wire)> {
             Ok(back) => return back.wire.sender().ok().map(|sender| (back, sender)),
             Err(_) => std::thread::sleep(PAUSE),
         }
-        // The keeper starts a daemon, and the daemon a keeper. That takes long when they get little
-        // CPU time.
+        // The keeper starts a daemon, and the daemon a keeper. A start takes long when both get
+        // little CPU time.
         if ledger::LedgerState::read().is_ok_and(|state| state.is_attended()) {
             attended = Instant::now();
         }

@@ -8,10 +8,10 @@
 //! reuses slots, and only a reuse shows us that the old page in a slot is dead
 //! (docs/design/space.md has the measurements).
 //!
-//! When pool and backing are nearly full, the kernel may have no more free slots than pages can be
-//! stored in the worst case. Pages of our own take the other slots (slots.rs). The kernel then
-//! finds swap space full and acts on that. Without this, the kernel would only repeat its refused
-//! writes.
+//! When pool and backing are nearly full, the kernel may have one free slot at most for each page
+//! that can be stored in the worst case. Pages of our own take the other slots (slots.rs). The
+//! kernel then finds swap space full and acts on that. Without this, the kernel would only repeat
+//! its refused writes.
 
 use crate::device::slots::Holder;
 use std::ops::Range;

@@ -25,7 +25,7 @@ const STEP_BYTES_MIN: u64 = 4 << 20;
 /// The share of time that processes may wait for memory, percent of ten seconds.
 const WAITING_MAX: f64 = 50.0;
 
-/// The time for which the limit stays up after the processes waited more than that.
+/// The time for which the limit stays up after the processes waited more than [`WAITING_MAX`].
 const REST: Duration = Duration::from_secs(10);
 
 /// Bytes that are paged out between two looks at the effect.

@@ -170,7 +170,7 @@ fn literal_runs_of_every_length_come_back() {
 fn matches_of_every_length_come_back() {
     let mut ours = ours();
     let noise = Random(6).page();
-    // All the short ones, and where one more length byte becomes due.
+    // All short lengths, and the lengths that need one more length byte.
     for len in (1..PAGE - 16).filter(|len| *len < 800 || (len + 236) % 255 < 8) {
         let mut page = noise;
         page[16..16 + len].fill(3);

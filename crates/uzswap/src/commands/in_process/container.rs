@@ -28,7 +28,7 @@ impl Container {
         Ok(Some(Self { stop, thread }))
     }
 
-    /// Ends the thread. Returns the most bytes by which the budget was below the given one.
+    /// Ends the thread. Returns the most bytes by which the budget was below the given budget.
     pub fn end(self) -> u64 {
         drop(self.stop);
         self.thread.join().map_or(0, |margin| margin.learnt())

@@ -1,7 +1,7 @@
 //! Making swap areas, and having the kernel read them back and forget them.
 //!
 //! Separate processes do both (area.rs, `switching_off::run`) and wait for the daemon, since the
-//! keeper must not. Nothing here waits: the keeper polls for their results.
+//! keeper must not wait. Nothing here waits: the keeper polls for their results.
 
 use super::decide::{Emptying, Seen, SwitchOff, refused};
 use super::phase::{Act, Phase};
