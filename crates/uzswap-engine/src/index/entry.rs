@@ -3,9 +3,9 @@
 //! Every change of an entry, and every access to its object, happens between [`Entry::lock`] and
 //! the drop of the guard, so the lock keeps an object alive. A thread holds the lock while it
 //! copies one object (some 30 ns), and never while it compresses. A thread holds the lock longer
-//! while it decompresses a page to compare it or to put it into a unit, while it reads a record from
-//! the backing, while it moves a page by packing, and while it loads exclusively. Only a second user
-//! of the same page waits for such a thread.
+//! for a page that it decompresses, either to compare the page or to put it into a unit. The lock
+//! is also held longer during a read from the backing, a move by packing, or an exclusive load.
+//! Only a second user of the same page waits for such a thread.
 //!
 //! Only `transition` changes an entry: the private items here are visible there and nowhere else.
 
