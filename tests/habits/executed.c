@@ -1,5 +1,4 @@
-// Memory that may be written and executed at the same time, as compilers have it that write code as
-// the program runs.
+// Memory that may be written and executed at the same time, as just-in-time compilers use it.
 #include "habit.h"
 #include <sys/prctl.h>
 #include <ucontext.h>
@@ -18,8 +17,8 @@ static int write_function(unsigned char *at, int number) {
     return ((int (*)(void))at)();
 }
 
-// Writes a function that calls `write`: mov eax, 1; xor r8d, r8d; syscall; ret. The memory that it
-// writes is out.
+// Writes a function that calls `write`: mov eax, 1; xor r8d, r8d; syscall; ret. The memory that
+// `write` reads is out.
 static int write_call(unsigned char *at) {
     static const unsigned char code[] = { 0xb8, 1, 0, 0, 0, 0x45, 0x31, 0xc0, 0x0f, 0x05, 0xc3 };
     unsigned char *data = memset(map(8 * MIB), 7, 8 * MIB);
@@ -31,7 +30,8 @@ static int write_call(unsigned char *at) {
     return 0;
 }
 
-// The memory is mapped before the program is taken over, and a part of it has code by then.
+// The memory is mapped before the program is taken over, and a part of it has code at the
+// take-over.
 static int mapped_before(void) {
     unsigned char *at = map_all(BYTES, ALL);
     int number = write_function(at, 5);
@@ -82,7 +82,8 @@ static int in_a_child(void) {
     return status;
 }
 
-// From here on: nothing makes a call, and all works as with all of the memory.
+// In all habits from here on, no code makes a call, and the output is the same as with all of the
+// memory.
 
 static unsigned char *shared;
 static void *many(void *part) {
@@ -113,7 +114,8 @@ static void *changes(void *at) {
     }
     return NULL;
 }
-// One thread executes memory, another one changes its access, and never takes the execution away.
+// One thread executes memory. Another thread changes the memory's access, but never takes the
+// execution away.
 static int changed(void) {
     grow();
     unsigned char *at = map_all(BYTES, ALL);
@@ -135,7 +137,7 @@ static void note(int signal, siginfo_t *info, void *context) {
     seen = (long)info->si_addr;
     siglongjmp(back, info->si_code);
 }
-// Memory that is not executable stays so, and a handler of the program's is told.
+// Memory that is not executable stays so, and a fetch from it runs the program's handler.
 static int denied(void) {
     struct sigaction action = { .sa_sigaction = note, .sa_flags = SA_SIGINFO };
     sigaction(SIGSEGV, &action, NULL);
@@ -184,12 +186,12 @@ static int places(void) {
     if (!child) _exit(write_function(at + 7 * PAGE, 22));
     waitpid(child, status + 1, 0);
     printf("%ld %d %d %d", (long)number, at[3 * PAGE + 11], WEXITSTATUS(status[0]), WEXITSTATUS(status[1]));
-    // Across two pages, from the end of the last one that was executed.
+    // The function lies across two pages, and begins at the end of the last page that was executed.
     printf(" %d\n", write_function(at + 8 * PAGE - 3, 23));
     return 0;
 }
 
-// Memory becomes executable no more.
+// Memory can no longer become executable.
 static int refused(void) {
     grow();
     unsigned char *at = map_all(BYTES, ALL);

@@ -1,9 +1,9 @@
 //! Which of a program's mappings the pager adopts, and why it leaves the others alone.
 //!
 //! The kernel lists each mapping with its treatment ([`uzswap_sys::smaps`]). Access and name alone
-//! do not show that a child inherits it empty, or that a key protects it. A mapping of an unknown
-//! kind is left alone, and counted by the reason. The kernel merges neighbours into one mapping,
-//! from which we cut the parts that must stay.
+//! do not show that a child inherits a mapping empty, or that a key protects it. A mapping of an
+//! unknown kind is left alone, and counted by the reason. The kernel merges neighbours into one
+//! mapping, from which we cut the parts that must stay.
 
 use crate::{AGENT, allocator, devices, layout, looker, stacks, withheld};
 use std::ops::Range;
@@ -274,12 +274,12 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
 
 /// Adopts the parts of a mapping that may be adopted. A stack is recognised by the thread that runs
 /// on it, not by a guard below it, since allocators have guards in their memory, too. An unused
-/// stack may leave, because a call that starts a thread there gives back the part that serves its
-/// faults.
+/// stack may leave, because a call that starts a thread there first gives back the part that serves
+/// the thread's faults.
 fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying]) {
     let range = one.mapped.range.clone();
     // The block of a thread is at the end of its stack, except that of the program's first thread.
-    // The calling thread is ours as well.
+    // The calling thread is one of ours, too, and not in the list.
     let first = crate::front().map_or(0, |front| front.first_thread);
     let ours = own_threads::blocks().chain([own_threads::own_block()]);
     let blocks = stopped.iter().map(|thread| thread.block).filter(|block| *block != first);

@@ -50,7 +50,8 @@ pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     let inside = inside();
     let (layout, quiet) = loop {
         // The layout's holder may wait for room, which only the thread that watches gives to a
-        // suspended process. So that thread is held up only when nobody has the layout.
+        // suspended process. So this thread holds the watching thread up only while it has the
+        // layout's lock itself.
         let layout = layout::lock();
         match try_to_be_at_work() {
             Some(quiet) => break (layout, quiet),

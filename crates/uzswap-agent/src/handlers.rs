@@ -90,7 +90,8 @@ pub fn of_program(signal: u64) -> KernelAction {
 }
 
 /// Sets the program's action; returns the kernel's answer. `is_other` if the caller borrows this
-/// memory (`vfork`). Its handlers do not begin in our code. Called in our own code.
+/// memory (`vfork`). The handlers of such a caller do not begin in our code. Called in our own
+/// code.
 pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
     let mut given = KernelAction { mask: action.mask & !OURS, ..*action };
     if let Some(entry) = ACTIONS.get(signal as usize)

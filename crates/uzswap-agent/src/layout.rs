@@ -165,8 +165,8 @@ impl Agent {
     }
 }
 
-/// A range up to the end of its last page. The kernel refuses a range that goes beyond the last
-/// address, so that one has no page.
+/// A range up to the end of its last page. A range that goes beyond the last address has no page
+/// here, since the kernel refuses it.
 pub fn whole(at: u64, bytes: u64) -> Range<usize> {
     let (at, end) = (at as usize, at.checked_add(bytes).map(|end| end as usize));
     at..end.and_then(|end| end.checked_next_multiple_of(PAGE_BYTES)).unwrap_or(at)
@@ -405,7 +405,7 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
     }
     if call.result == -i64::from(libc::EFAULT) {
         // Memory that is adopted in part is several mappings to the kernel, which it does not move
-        // in one call. Given back, it is one mapping, as the program knows it.
+        // in one call. After it is given back, it is one mapping, as the program knows it.
         give_back_and_move(agent, call, range, target);
     }
 }
@@ -449,7 +449,8 @@ fn give_back_and_move(agent: &Agent, call: &mut Call, range: Range<usize>, targe
     parts.into_iter().for_each(|part| agent.adopt_again(part));
 }
 
-/// `mlock`: locked memory is left alone. Much of it is refused, since it would leave no room.
+/// `mlock`: uzswap leaves locked memory alone. It refuses to lock much memory, which would leave no
+/// room.
 pub fn lock_memory(agent: &Agent, call: &mut Call) -> Outcome {
     let range = whole(call.arguments[0], call.arguments[1]);
     let _inside = inside();

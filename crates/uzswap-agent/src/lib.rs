@@ -204,7 +204,7 @@ fn ring() {
     tree().into_iter().for_each(Tree::ring);
 }
 
-/// The state of the bell, and of the reasons to ring it but for guests.
+/// The state of the bell, and of all reasons to ring it except guests.
 struct Rung {
     bell: u32,
     wanted: u32,
@@ -333,14 +333,14 @@ fn take_over(budget: u64, tree: &Tree) {
     }
 }
 
-/// Gives up a program that has not been taken over, unless that was done.
+/// Gives up a program that has not been taken over, unless it was given up before.
 fn refuse(reason: &str) {
     if stage::refuse() {
         leave_alone(reason);
     }
 }
 
-/// Gives the program up, and ends the looking thread, because a program ends with its last thread.
+/// Gives the program up, and ends the looker's thread, because a program ends with its last thread.
 fn stop_watching(reason: &str) {
     refuse(reason);
     looker::end();

@@ -178,8 +178,8 @@ pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Bare
 }
 
-/// There will be another thread in this memory. While a child borrows it (`vfork`), the parent
-/// stands still.
+/// Prepares for another thread in this memory. A child that borrows the memory (`vfork`) is no such
+/// thread, since its parent stands still.
 fn expect_thread(agent: &Agent, flags: u64) {
     if flags & libc::CLONE_VFORK as u64 == 0 {
         agent.pager.set_only_thread(None);
@@ -291,7 +291,7 @@ fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
     outcome
 }
 
-/// As the kernel does for a child, but for our own handlers.
+/// Clears the handlers as the kernel does for a child, except our own.
 fn clear_handlers() {
     let _inside = inside();
     let default = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };

@@ -5,8 +5,8 @@
 //! forbids one of our calls, the agent first brings all memory in, and from then on leaves the
 //! program alone.
 //!
-//! A program that has itself traced is left alone, too. The program's tracer sees a fault's signal
-//! first, and may keep it.
+//! A program that has itself traced is left alone, too. The program's tracer sees the signal of a
+//! fault first, and may keep that signal.
 
 use crate::buffers::touched;
 use crate::pins::{Pins, peek, refuse};
@@ -21,7 +21,7 @@ const SET_MODE_STRICT: u64 = 0;
 const SET_MODE_FILTER: u64 = 1;
 /// The filter is for all threads, ours among them.
 const FOR_ALL: u64 = 1;
-/// `PR_SET_MDWE`: no memory becomes executable any more.
+/// `PR_SET_MDWE`: from then on no memory can become executable.
 const SET_MDWE: i32 = 65;
 /// `PR_SET_SYSCALL_USER_DISPATCH`: a thread's calls from outside of a range become signals.
 const SET_DISPATCH: i32 = 59;
@@ -123,7 +123,7 @@ pub fn leave(agent: &Agent, reason: &str) {
     }
 }
 
-/// Makes all memory executable that the program asked for so: the kernel will deny it later.
+/// Makes all withheld memory executable, because the kernel will deny that later.
 fn permit_execution() {
     let _inside = crate::inside();
     let _layout = layout::lock();

@@ -29,8 +29,8 @@ const BYTES: usize = 64 << 10;
 pub const NONE: libc::stack_t =
     libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
 
-/// A first thread's signal stack at the start. It is too small to be set, but the kernel accepts
-/// the present stack whatever that is.
+/// A first thread's signal stack at the start. It is too small to be set, but the kernel accepts a
+/// thread's present stack, whatever it is.
 const UNSET: libc::stack_t = libc::stack_t { ss_sp: ptr::null_mut(), ss_flags: 0, ss_size: 0 };
 
 fn is_unset(stack: &libc::stack_t) -> bool {
@@ -152,8 +152,8 @@ pub fn disclaim() -> Option<libc::stack_t> {
 }
 
 /// The calling thread's signal stack of ours, as the kernel must know it. The kernel must forget
-/// the stack while it is in use. Faults are served on other stacks. Otherwise a signal that arrives
-/// then would begin at the top of this stack, over the frames in use.
+/// the stack while it is in use. Faults are served on other stacks, so otherwise a signal that
+/// arrives during a fault would begin at the top of this stack, over the frames in use.
 pub fn ours() -> Option<libc::stack_t> {
     let (start, end) = RANGE.get();
     (start != 0).then_some(libc::stack_t {
@@ -365,7 +365,7 @@ pub fn is_on_calls(address: usize) -> bool {
     (start..end).contains(&address)
 }
 
-/// The end of the thread's own stack while the thread is on that for calls.
+/// The end of the thread's own stack, while the thread is on its stack for calls.
 pub fn below_calls() -> usize {
     BELOW_CALLS.get()
 }
@@ -383,7 +383,8 @@ unsafe extern "C" fn on_stack(
 ) {
     naked_asm!(
         ".cfi_startproc",
-        // A debugger takes a stack that lies elsewhere for a broken one, except below such a frame.
+        // A debugger mistakes a stack that lies elsewhere for a broken one, except below a frame
+        // with this mark.
         ".cfi_signal_frame",
         "push rbp",
         ".cfi_def_cfa_offset 16",
@@ -417,7 +418,7 @@ fn prepare_instead() {
     });
 }
 
-/// `sigaltstack`: the kernel's stays ours.
+/// `sigaltstack`: the kernel keeps our stack.
 pub fn set(agent: &Agent, call: &mut Call) -> Outcome {
     let [new, old, ..] = call.arguments;
     let bytes = size_of::<libc::stack_t>() as u64;

@@ -30,8 +30,8 @@ pub struct Thread {
     pub call: Cell<*const Frame>,
     /// The start of the thread's list of robust locks; 0 if unknown.
     pub robust: Cell<u64>,
-    /// The address of the last fetch of an instruction that was a fault, if it was not served: see
-    /// [`crate::withheld`].
+    /// The address of the last faulting fetch of an instruction, if we have not served that fault:
+    /// see [`crate::withheld`].
     pub fetched: Cell<usize>,
     /// The call whose fast path has pinned `pinned`; 0 if none has.
     first: Cell<usize>,
@@ -59,7 +59,7 @@ thread_local! {
     static PINS: RefCell<Option<Box<PinTable>>> = const { RefCell::new(None) };
 }
 
-/// Calls this with the calling thread's state.
+/// Calls `look` with the calling thread's state.
 #[inline(always)]
 pub fn with<R>(look: impl FnOnce(&Thread) -> R) -> R {
     THREAD.with(look)
@@ -231,7 +231,7 @@ impl Use {
         })
     }
 
-    /// Has the thread's next call end this use, because a child that shares this memory (`vfork`)
+    /// Makes the thread's next call end this use, because a child that shares this memory (`vfork`)
     /// executes another program and never returns here. Until then the thread stands still. `false`
     /// if the use is not in the thread's table, so that no later call would find it.
     pub fn leave_to_parent(&self) -> bool {

@@ -1,7 +1,8 @@
-//! Memory that the program may write and execute. No call tells that the program writes code there.
-//! So the agent withholds the execution of such memory, until its first execution raises a fault.
-//! Then it looks at the code, and permits the execution of the pages that have some. If the code
-//! makes system calls itself, the program is left alone before it runs ([`crate::written`]).
+//! Memory that the program may write and execute. No call shows that the program writes code there.
+//! So the agent *withholds* the execution of such memory: the first execution of a page raises a
+//! fault. Then the agent looks at the code around that page, and permits the execution of the page,
+//! and of the written pages behind it. If the code makes system calls itself, the agent leaves the
+//! program alone before the code runs ([`crate::written`]).
 //!
 //! ```text
 //! mmap, mprotect → made as asked → the memory loses its execution     (withhold)
@@ -10,9 +11,10 @@
 //! munmap, mmap over it, mprotect → forgotten
 //! mremap, mseal                  → given back before
 //! ```
-//! Only memory that is surely private and of no file is withheld, since our own handlers run code
-//! of files. One lock guards the ranges. The handler takes it, so its holders block all signals.
-//! The layout's lock comes first. Under the lock the handler allocates nothing.
+//! The agent withholds only memory that is surely private and of no file, since our own handlers
+//! run code of files. One lock guards the ranges. The fault's handler takes that lock, so its
+//! holders block all signals. The layout's lock comes before it. Under the lock the handler
+//! allocates nothing.
 
 use crate::pins::peek_bytes;
 use crate::{inside, is_inside, thread};
@@ -25,31 +27,33 @@ use uzswap_calls::{raw, sites, table};
 use uzswap_sys::fault_signals::is_other_process;
 use uzswap_sys::map::{self, PAGE_BYTES};
 
-/// Bytes before and behind an executed address that are looked at together. Written pages among
-/// those behind become executable together. More would leave more code unseen that is written
-/// later, and fewer would split the program's mappings more often.
+/// Bytes before and behind an executed page that the agent looks at together with that page. The
+/// written pages behind it become executable with it. With a larger range, the agent would miss
+/// more code that is written later. With a smaller range, it would split the program's mappings
+/// more often.
 const NEAR: usize = 32 << 10;
-/// Unwritten memory of the take-over is withheld in runs of this length at least, because each run
+/// At the take-over, unwritten memory is withheld in runs of at least this length, because each run
 /// splits a mapping.
 const LEAST: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Withheld {
-    /// By their start: the memory whose execution was withheld. Parts of it may have it back.
+    /// The ranges whose execution was withheld, by their start. Parts of a range may be executable
+    /// again.
     ranges: BTreeMap<usize, usize>,
-    /// Room for code that is looked at.
+    /// Room for a copy of the code to look at.
     code: Vec<u8>,
 }
 
 static WITHHELD: Mutex<Withheld> =
     Mutex::new(Withheld { ranges: BTreeMap::new(), code: Vec::new() });
 
-/// True once any memory was withheld, in this process or one that it was forked from.
+/// True once any memory was withheld, in this process or in an ancestor from which it was forked.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-/// True if execution may be denied to memory that has lost it.
+/// True if the kernel may no longer permit the execution of memory that has lost it.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// The lock, which a fork takes, too. The caller blocks all signals.
+/// Takes the lock, as a fork also does. The caller blocks all signals.
 pub fn lock() -> MutexGuard<'static, Withheld> {
     WITHHELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -60,11 +64,11 @@ pub fn is_for(access: i32) -> bool {
     access & BOTH == BOTH && access & !(BOTH | PROT_READ) == 0
 }
 
-/// Sets the access of whole pages. True if the kernel does.
+/// Sets the access of whole pages. True if the kernel permits that.
 fn set_access(range: &Range<usize>, access: i32) -> bool {
     let arguments = [range.start as u64, range.len() as u64, access as u64, 0, 0, 0];
-    // SAFETY: private memory of the program's, which asked for that access. It runs nothing there
-    // without it, and reads and writes it with both.
+    // SAFETY: private memory of the program's, which asked for all access. The memory can be read
+    // and written with either access. Without execution no code runs there.
     unsafe { raw(libc::SYS_mprotect as u64, arguments) == 0 }
 }
 
@@ -116,14 +120,14 @@ impl Withheld {
         overlapping.into_iter().map(|(part, _)| part).collect()
     }
 
-    /// The range that an address is in. Allocates nothing.
+    /// The range in which an address lies. Allocates nothing.
     fn at(&self, address: usize) -> Option<Range<usize>> {
         let (start, end) = self.ranges.range(..=address).next_back()?;
         (*end > address).then_some(*start..*end)
     }
 
-    /// Looks at the code around a page that is executed, and permits its execution if it makes no
-    /// call. Allocates nothing.
+    /// Looks at the code around a page that is executed, and permits the page's execution if the
+    /// code makes no call. Allocates nothing.
     fn execute(&mut self, whole: &Range<usize>, page: usize) -> Fetched {
         let start = page.saturating_sub(NEAR).max(whole.start);
         let end = (page + PAGE_BYTES + NEAR).min(whole.end);
@@ -136,7 +140,7 @@ impl Withheld {
         let behind = code[..read].get(before + PAGE_BYTES..).unwrap_or_default();
         let pages = behind.chunks_exact(PAGE_BYTES);
         let count = 1 + pages.take_while(|page| page.iter().any(|byte| *byte != 0)).count();
-        // Where the kernel has no mappings left, all as one mapping takes fewer.
+        // If no mappings are left, the whole range is permitted, which takes fewer mappings.
         if permit(&(page..page + count * PAGE_BYTES)) || permit(whole) {
             Fetched::Permitted
         } else {
@@ -166,13 +170,13 @@ pub fn withhold(range: Range<usize>) {
     IS_USED.store(true, Relaxed);
     match set_access(&range, PROT_READ | PROT_WRITE) {
         true => withheld.add(range),
-        // A part of it may have lost it.
+        // A part of the range may have lost its execution.
         false => _ = permit(&range),
     }
 }
 
-/// Withholds the parts of such a mapping that have no code yet, at the take-over. `kept` may not be
-/// changed.
+/// Withholds, at the take-over, the parts of a writable and executable mapping that have no code
+/// yet, except `kept`.
 pub fn withhold_unwritten(range: &Range<usize>, kept: &[Range<usize>]) {
     for part in map::cut(range.clone(), kept) {
         let is_zero = |page: usize| {
@@ -191,13 +195,13 @@ pub fn withhold_unwritten(range: &Range<usize>, kept: &[Range<usize>]) {
     }
 }
 
-/// Makes a call that unmaps a range or sets its access, and forgets the range if the call succeeds.
-/// The layout is locked.
+/// Makes a call of the program's that unmaps a range or sets its access, and forgets the range if
+/// the call succeeds. The layout is locked.
 pub fn change(range: &Range<usize>, call: impl FnOnce() -> bool) -> bool {
     if !IS_USED.load(Relaxed) || range.is_empty() {
         return call();
     }
-    // A thread that executes the range meanwhile waits.
+    // A thread that executes the range during the call waits.
     let mut withheld = lock();
     let done = call();
     if done {
@@ -215,8 +219,8 @@ pub fn parts(range: &Range<usize>) -> Vec<Range<usize>> {
     lock().overlapping(range).into_iter().map(|(part, _)| part).collect()
 }
 
-/// Permits the execution of a range, which is one mapping to the kernel then, and forgets it.
-/// Returns its parts that were withheld. The layout is locked.
+/// Permits the execution of a range, and forgets the range, which is then one mapping to the
+/// kernel. Returns the parts that were withheld. The layout is locked.
 pub fn give_back(range: &Range<usize>) -> Vec<Range<usize>> {
     if !IS_USED.load(Relaxed) {
         return Vec::new();
@@ -225,26 +229,26 @@ pub fn give_back(range: &Range<usize>) -> Vec<Range<usize>> {
     withheld.forget(range).into_iter().filter(permit).collect()
 }
 
-/// The same for all memory. The layout is locked.
+/// As [`give_back`], for all memory. The layout is locked.
 pub fn give_all_back() {
     give_back(&(0..usize::MAX));
 }
 
-/// Gives all memory its execution back, and withholds none any more. The kernel will soon refuse to
-/// permit it. The layout is locked.
+/// Gives all memory its execution back, and withholds none from now on, because the kernel will
+/// soon refuse to permit execution. The layout is locked.
 pub fn end() {
     IS_OVER.store(true, Relaxed);
     give_all_back();
 }
 
-/// Serves a fault of a fetch of an instruction. Allocates nothing, and waits only for calls that
+/// Serves a fault at the fetch of an instruction. Allocates nothing, and waits only for calls that
 /// change such memory.
 pub fn fetch(address: usize) -> Fetched {
     if !IS_USED.load(Relaxed) {
         return Fetched::Foreign;
     }
     let page = address / PAGE_BYTES * PAGE_BYTES;
-    // Our own code may hold the lock. It runs nothing of the program's.
+    // Our own code may hold the lock. But it executes no memory of the program's.
     if !is_inside() {
         let mut withheld = lock();
         let executed = withheld.at(page).map(|whole| withheld.execute(&whole, page));
@@ -252,7 +256,7 @@ pub fn fetch(address: usize) -> Fetched {
             return executed;
         }
     }
-    // A call of another thread may have made it executable since the fault.
+    // A call of another thread may have made the page executable since the fault.
     match thread::with(|thread| thread.fetched.replace(address)) == address {
         true => {
             thread::with(|thread| thread.fetched.set(0));

@@ -1,8 +1,8 @@
-//! Code that the program writes as it runs, and that makes system calls itself. These are not
-//! replaced ([`uzswap_calls::sites::makes_call`]), and would not see memory that is out. So such a
-//! program is left alone. The code is looked at when it becomes executable, and at the take-over.
-//! Code in memory that the program may still write is looked at when it is first executed
-//! ([`crate::withheld`]).
+//! Code that the program writes as it runs, and that makes system calls itself. These calls are not
+//! replaced ([`uzswap_calls::sites::makes_call`]), and would not see memory that is out. So the
+//! agent leaves such a program alone. It looks at code when the code becomes executable, and at the
+//! take-over. If the program may still write the code's memory, the agent looks at the code when it
+//! is first executed ([`crate::withheld`]).
 
 use crate::pins::{Pins, peek_bytes};
 use crate::withheld::{self, Fetched};
@@ -46,7 +46,8 @@ pub fn is_there() -> bool {
     })
 }
 
-/// True if a range has such code, as far as it can be read. `bring` is told each part.
+/// True if a range has such code, as far as the range can be read. Calls `bring` before it reads a
+/// part.
 fn makes_call(range: Range<usize>, bring: impl Fn(u64)) -> bool {
     let mut code = vec![0; PART];
     let mut at = range.start;
@@ -66,7 +67,7 @@ fn makes_call(range: Range<usize>, bring: impl Fn(u64)) -> bool {
     false
 }
 
-/// Serves a fault of a fetch of an instruction ([`withheld::fetch`]).
+/// Serves a fault at the fetch of an instruction ([`withheld::fetch`]).
 pub fn on_fetch(address: usize) -> OnFetch {
     match withheld::fetch(address) {
         Fetched::Permitted => OnFetch::Again,
@@ -75,7 +76,7 @@ pub fn on_fetch(address: usize) -> OnFetch {
     }
 }
 
-/// Leaves the program alone, as a handler of the program's. The code runs after that.
+/// Leaves the program alone. Runs like a handler of the program's; the code runs after it.
 extern "C" fn leave(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     stacks::for_call(|| {
         AGENT.get().into_iter().for_each(|agent| seccomp::leave(agent, REASON));

@@ -98,7 +98,7 @@ impl Traps {
 #[derive(Debug)]
 pub struct Patcher {
     traps: HashMap<usize, usize>,
-    /// Space for stubs, by the address of the next one, with the end of its page.
+    /// Space for stubs: the address of the next stub, and the end of its page.
     rooms: BTreeMap<usize, usize>,
     /// All memory for stubs.
     stubs: Vec<Range<usize>>,
@@ -131,8 +131,8 @@ impl Patcher {
     }
 
     /// The start and number of a call whose `syscall` ends at an address, there or in its stub, if
-    /// it was replaced and its number is known. A thread that continues there repeats the call.
-    /// Safe in a signal handler.
+    /// it was replaced and its number is known. A thread that continues at that start repeats the
+    /// call. Safe in a signal handler.
     pub fn call_before(behind: usize) -> Option<(usize, u32)> {
         let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
         // SAFETY: a stub of ours, which is never freed. Where it begins with `mov eax`, the number
@@ -289,7 +289,7 @@ fn map_near(near: usize) -> io::Result<(usize, usize)> {
         let mapped = unsafe { mm::mmap_anonymous(place as *mut c_void, BYTES, access, flags) };
         match mapped {
             Ok(start) => return Ok((start as usize, start as usize + BYTES)),
-            // Memory that is written and executed is denied, here as elsewhere.
+            // This system denies memory that is both written and executed, at any address.
             Err(Errno::ACCESS | Errno::PERM) => {
                 let reason = "it may have no memory that is both written and executed";
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
@@ -350,7 +350,8 @@ impl PreparedPatch {
             }
             put(site.address + 1, &[UD2]);
         }
-        // CPUs drop instructions fetched before. `membarrier` was registered, so this cannot fail.
+        // Makes all CPUs drop instructions that they have fetched before. `membarrier` was
+        // registered, so this cannot fail.
         let _ = membarrier(MembarrierCommand::PrivateExpeditedSyncCore);
         self.patched
     }

@@ -284,10 +284,10 @@ pub fn answer(result: c_long) -> c_long {
     -1
 }
 
-/// Makes a system call; `libc::syscall` is ours here. The instruction before it does the same at
-/// any address, and has room for a jump: the agent can replace both by one. Otherwise the code
-/// around it might leave room for a trap only, and a handler may make a call where a trap must not
-/// occur.
+/// Makes a system call. (`libc::syscall` would call our own function here.) The instruction before
+/// the `syscall` does the same at any address, and has room for a jump, so the agent can replace
+/// both by one jump. Otherwise the code around it might leave room for a trap only, and a handler
+/// may make a call where a trap must not occur.
 ///
 /// # Safety
 /// As of the call.

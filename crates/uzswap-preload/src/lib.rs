@@ -215,12 +215,12 @@ fn wait(front: &Front) {
     }
 }
 
-/// Checks the process's memory, including the `more` bytes that it is about to get. If that is
-/// large, starts watching the process. Waits for the process's turn first, if `may_wait`.
+/// Checks the process's memory, including the `more` bytes that it is about to get. If the memory
+/// is large, starts watching the process. Waits for the process's turn first, if `may_wait`.
 #[cold]
 fn look(front: &Front, more: usize, may_wait: bool) {
     if front.is_forked() {
-        // It was forked past the C library, whose handlers have not run.
+        // The process was forked past the C library, whose handlers have not run.
         begin_child(true);
     }
     if let Some(hooks) = loading::hooks() {

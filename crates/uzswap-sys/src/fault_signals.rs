@@ -1,14 +1,14 @@
-//! Handlers of SIGBUS, SIGSEGV and SIGILL: our faults are served, all others go to the program's
-//! handler.
+//! Handlers of SIGBUS, SIGSEGV and SIGILL: we serve our faults, and pass all others to the
+//! program's handler.
 //!
-//! The kernel knows only our handler. This module keeps the program's handlers, the earlier and the
-//! later ones. A preloaded library directs `sigaction` to [`set_action`]; [`take_back`] finds
-//! handlers that were set without our knowledge.
+//! The kernel knows only our handler. This module keeps the program's handlers, those from before
+//! ours and those from after. A preloaded library directs `sigaction` to [`set_action`];
+//! [`take_back`] finds handlers that were set without our knowledge.
 //!
 //! The handler runs on the alternate stack of the thread that faulted, or on the thread's own stack
-//! if it has none. It takes some hundred bytes of that stack, because faults are served on stacks
-//! of ours ([`crate::stack`]). All signals are blocked, so that no other handler runs while the
-//! thread holds our locks. `errno` is preserved.
+//! if the thread has no alternate one. It takes some hundred bytes of that stack, because faults
+//! are served on stacks of ours ([`crate::stack`]). All signals are blocked, so that no other
+//! handler runs while the thread holds our locks. `errno` is preserved.
 
 mod fetch;
 mod handlers;
@@ -49,8 +49,8 @@ static ILLEGAL: OnceLock<fn(usize) -> Option<usize>> = OnceLock::new();
 static DELIVER: OnceLock<Deliver> = OnceLock::new();
 static BEFORE_DEFAULT: OnceLock<fn()> = OnceLock::new();
 
-/// Begins a handler of the program's as the kernel would, and does not return. It gets the
-/// program's action and the arguments of our handler, whose stack it may abandon.
+/// Begins a handler of the program's as the kernel would, and does not return. Gets the program's
+/// action and the arguments of our handler, and may abandon the stack of our handler.
 pub type Deliver = unsafe fn(&Action, c_int, *mut libc::siginfo_t, *mut libc::c_void) -> !;
 
 /// A thread that a signal has stopped, and where it continues.
@@ -63,12 +63,13 @@ pub struct Stopped {
     /// The result of a system call, if the instruction before is one; or the number of the call
     /// that is the next instruction.
     pub result: i64,
-    /// The address behind the last system call, if the thread was in one (the processor keeps it
-    /// there).
+    /// The address behind the last system call, if the thread was in a call (the processor keeps
+    /// that address in a register).
     pub behind: usize,
-    /// The registers that have the arguments of a system call, which leaves them as they are.
+    /// The registers with the arguments of a system call. The call leaves these registers as they
+    /// are.
     pub arguments: [u64; 6],
-    /// Signals that it blocks, from 1 on.
+    /// Signals that the thread blocks, from 1 on.
     pub blocked: u64,
     /// The signal stack that the kernel will have for the thread when it continues.
     pub signal_stack: libc::stack_t,
@@ -144,8 +145,8 @@ fn hook_of(signal: c_int) -> Option<&'static Hook> {
 /// True after [`give_back`].
 static ARE_GIVEN_BACK: AtomicBool = AtomicBool::new(false);
 
-/// Gives the kernel the program's fault handlers back, so that we get no fault from now on. SIGILL
-/// stays ours.
+/// Sets the program's fault handlers in the kernel again, so that we get no fault from now on.
+/// SIGILL stays ours.
 pub fn give_back() {
     let signals = [libc::SIGBUS, libc::SIGSEGV].map(|signal| (signal, hook_of(signal)));
     ARE_GIVEN_BACK.store(true, Release);
@@ -172,8 +173,8 @@ pub fn take_back() -> io::Result<()> {
 }
 
 /// The `sigaction` of a program whose SIGBUS is ours (and SIGILL, where instructions were
-/// replaced). It reads and sets the handler that gets those SIGBUS and SIGILL that are not ours.
-/// For all other signals it is the C library's `sigaction`.
+/// replaced). For these signals it reads and sets the handler that gets the signals that are not
+/// ours. For all other signals it is the C library's `sigaction`.
 ///
 /// # Safety
 /// As of `sigaction`.
@@ -215,7 +216,7 @@ unsafe extern "C" {
     fn sysv_signal(signal: c_int, handler: usize) -> usize;
 }
 
-/// The `signal` of such a program, likewise.
+/// The `signal` of a program whose SIGBUS is ours, as [`set_action`] is its `sigaction`.
 ///
 /// # Safety
 /// As of `signal`.
@@ -228,7 +229,7 @@ pub unsafe fn set_handler(signal: c_int, function: usize) -> usize {
     }
 }
 
-/// System V's `signal` of such a program, likewise.
+/// As [`set_handler`], for System V's `signal`.
 ///
 /// # Safety
 /// As of `signal`.
@@ -255,10 +256,10 @@ unsafe fn swap_handler(signal: c_int, function: usize, flags: c_int) -> Option<u
     Some(if done == 0 { old.sa_sigaction } else { libc::SIG_ERR })
 }
 
-/// Calls `serve` for each SIGBUS from now on. Once in a process.
+/// Calls `serve` for each SIGBUS from now on. Called once in a process.
 pub fn on_bus(serve: Serve) -> io::Result<()> {
     if STACKS.get().is_none() {
-        // If another thread has just done the same, its stacks are used.
+        // If another thread has just done the same, we use its stacks.
         let _ = STACKS.set(Stacks::new()?);
     }
     hook(libc::SIGBUS, &BUS, serve)
@@ -284,35 +285,36 @@ pub fn forked() {
     STACKS.get().into_iter().for_each(Stacks::give_all);
 }
 
-/// Calls `serve` for each SIGSEGV from now on. Once in a process.
+/// Calls `serve` for each SIGSEGV from now on. Called once in a process.
 pub fn on_segv(serve: Serve) -> io::Result<()> {
     hook(libc::SIGSEGV, &SEGV, serve)
 }
 
-/// Calls `stay` for each SIGBUS that a process has sent: it may change where the thread continues,
-/// and returns true if it has handled the signal. Once in a process, after [`on_bus`].
+/// Calls `stay` for each SIGBUS that a process has sent. `stay` may change where the thread
+/// continues, and returns true if it has handled the signal. Called once in a process, after
+/// [`on_bus`].
 pub fn on_sent(stay: fn(&mut Stopped) -> bool) {
     // Only the first call sets it.
     let _ = SENT.set(stay);
 }
 
-/// Calls `resume` for each SIGILL with the address of the instruction: it returns where the thread
-/// continues. Once in a process.
+/// Calls `resume` for each SIGILL, with the address of the instruction. `resume` returns the
+/// address at which the thread continues. Called once in a process.
 pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
     // Only the first call sets it.
     let _ = ILLEGAL.set(resume);
     hook(libc::SIGILL, &ILL, |_| false)
 }
 
-/// Makes `deliver` begin the program's handlers of signals that are not ours, instead of a call in
-/// our handler. Once in a process.
+/// Makes `deliver` begin the program's handlers of signals that are not ours. Otherwise our handler
+/// calls them. Called once in a process.
 pub fn deliver_by(deliver: Deliver) {
     // Only the first call sets it.
     let _ = DELIVER.set(deliver);
 }
 
-/// Makes `complete` run before a signal of ours ends the process, for which the program has no
-/// handler. Once in a process.
+/// Makes `complete` run before a signal of ours ends the process because the program has no handler
+/// for it. Called once in a process.
 pub fn before_default(complete: fn()) {
     // Only the first call sets it.
     let _ = BEFORE_DEFAULT.set(complete);
@@ -353,7 +355,7 @@ impl Blocked {
             }
             add_cancellation(every.assume_init_mut());
             let (set, old, bytes) = (every.as_ptr(), before.as_mut_ptr(), size_of::<u64>());
-            // The C library's function would leave that signal out.
+            // The C library's function would leave the cancellation signal out.
             libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, set, old, bytes);
             Self { before: before.assume_init() }
         }
@@ -390,7 +392,7 @@ fn set_mask(mask: &libc::sigset_t) {
 
 fn hook(signal: c_int, hook: &'static Hook, serve: Serve) -> io::Result<()> {
     if hook.serve.get().is_some() {
-        // Any handler that was set since then was set past us.
+        // A handler that was set since the first call was set past us.
         return if signal == libc::SIGBUS { take_back() } else { Ok(()) };
     }
     let before = of_kernel(signal)?;
@@ -512,12 +514,12 @@ unsafe fn pass_on(
     // SAFETY: the arguments are the caller's.
     unsafe {
         match before.sa_sigaction {
-            // A process that ignores the signal ignores one that was sent.
+            // A process that ignores the signal ignores a signal that was sent.
             libc::SIG_IGN if (*info).si_code <= 0 => {}
             libc::SIG_DFL | libc::SIG_IGN => {
-                // A fault cannot be ignored. The access is repeated, and kills the process; a sent
-                // signal is raised anew. This runs on a stack of ours, so that hooks of system
-                // calls recognise the call as ours.
+                // A fault cannot be ignored: the thread repeats the access, which kills the
+                // process. We raise a sent signal anew. This runs on a stack of ours, so that hooks
+                // of system calls recognise the call as ours.
                 BEFORE_DEFAULT.get().inspect(|complete| complete());
                 let default = action(libc::SIG_DFL, before.sa_flags, 0);
                 on_own_stack(|| {

@@ -1,8 +1,8 @@
 //! Anonymous memory, mapped and unmapped as a whole.
 //!
-//! The allocator's sections and the buffers of direct I/O are made of it: page-aligned, zeroed,
-//! given back to the kernel when dropped. [`Mapping::populated`] faults everything in before it
-//! returns, because a kernel that needs memory may wait for the threads that use it.
+//! The allocator's sections and the buffers of direct I/O are made of such memory: page-aligned,
+//! zeroed, given back to the kernel when dropped. [`Mapping::populated`] faults everything in
+//! before it returns, because a kernel that needs memory may wait for the threads that use it.
 
 #[cfg_attr(miri, path = "map/miri.rs")]
 mod calls;
@@ -24,7 +24,8 @@ use std::sync::{Mutex, PoisonError};
 /// (`cpu::page_bytes`).
 pub const PAGE_BYTES: usize = 4096;
 
-/// Times that an operation which locked memory refuses is repeated after unlocking.
+/// The number of times that we unlock memory and repeat an operation that the kernel refuses for
+/// locked memory.
 pub const LOCKS_MAX: usize = 4;
 
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
@@ -71,7 +72,8 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    /// The same for the part of a file from `offset` on, a multiple of the page.
+    /// As [`Self::of_file`], for the part of a file from `offset` on, which is a multiple of the
+    /// page.
     pub fn of_part(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let base = calls::map_file(file, offset, bytes)?;
@@ -81,8 +83,8 @@ impl Mapping {
 
     /// Maps `bytes` (rounded up to pages), at a multiple of `align`, for pages that move in and out
     /// one by one (see [`crate::uffd`]). No page is present. Processes that are forked from now on
-    /// do not get the mapping, and its pages have the common size only. It is not locked, even if
-    /// the program locks all future memory (`MCL_FUTURE`).
+    /// do not get the mapping, and its pages have the common size only. The mapping is not locked,
+    /// even if the program locks all future memory (`MCL_FUTURE`).
     pub fn for_pages(bytes: usize, align: usize) -> io::Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         let mapping = Self { base: calls::map_for_pages(bytes, align)?, bytes };
@@ -114,13 +116,13 @@ impl Mapping {
         calls::keep_on_fork(self.base, self.bytes)
     }
 
-    /// Faults every page in, for writing. Fails with `ENOMEM` as above; then some pages may be
-    /// present.
+    /// Faults every page in, for writing. Fails with `ENOMEM` as [`Self::populated`] does; then
+    /// some pages may be present.
     pub fn populate(&self) -> io::Result<()> {
         calls::populate(self.base, self.bytes)
     }
 
-    /// Faults the pages of a part in, for writing. `ENOMEM` as above.
+    /// Faults the pages of a part in, for writing. `ENOMEM` as of [`Self::populate`].
     pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset + bytes <= self.bytes);
         // SAFETY: by the assertion, the address is inside the mapping.
@@ -179,8 +181,7 @@ impl Mapping {
         calls::resident_pages(self.base, self.bytes)
     }
 
-    /// Gives the memory of a range back to the kernel; it reads as zeros afterwards. Errors: as
-    /// above.
+    /// Gives the memory of a range back to the kernel; it reads as zeros afterwards.
     pub fn discard(&mut self, offset: usize, bytes: usize) -> io::Result<()> {
         let start = self.part(offset, bytes)?;
         // SAFETY: the part is inside the mapping. `&mut self` excludes other users of this handle,
@@ -279,8 +280,8 @@ pub fn own() -> Vec<Range<usize>> {
     own.iter().flatten().map(|(start, bytes)| *start..start + bytes).collect()
 }
 
-/// Records the calling thread's stack, of at most `bytes` bytes, as a mapping of ours. That
-/// includes the thread's block, which the C library has at the stack's end.
+/// Records the calling thread's stack, of at most `bytes` bytes, as a mapping of ours. The recorded
+/// range includes the thread's block, which the C library has at the stack's end.
 pub fn remember_stack(bytes: usize) {
     // More than the C library's description of a thread.
     const BLOCK: usize = 4 << 10;
@@ -335,8 +336,8 @@ pub unsafe fn discard_range(range: Range<usize>) -> io::Result<()> {
     Ok(done?)
 }
 
-/// Makes a present page private to this process, where it is shared with a fork: copies it if the
-/// other process still has it. Errors: `EINVAL` before Linux 5.14.
+/// Makes a present page private to this process: copies the page if a fork shares it and still has
+/// it. Errors: `EINVAL` before Linux 5.14.
 pub fn unshare(page: usize) -> io::Result<()> {
     // SAFETY: the call changes no contents.
     let done = unsafe { mm::madvise(page as *mut c_void, PAGE_BYTES, Advice::LinuxPopulateWrite) };

@@ -1,4 +1,4 @@
-//! Keeper, daemon and the kernel, each killed or slow while another of them waits for it.
+//! Keeper and daemon are killed or slow while another process or the kernel waits for them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

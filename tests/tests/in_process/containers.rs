@@ -1,5 +1,5 @@
-//! `uzswap run --in-process` in a container: its limit is the budget, and the kernel kills beyond
-//! it. A memory cgroup stands for the container.
+//! `uzswap run --in-process` in a container: the budget follows from the container's limit, and
+//! beyond that limit the kernel kills. A memory cgroup stands for the container.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

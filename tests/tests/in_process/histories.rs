@@ -1,5 +1,5 @@
-//! `uzswap run --in-process`: random histories of a program's operations, by seeds, give the same
-//! transcript as alone.
+//! `uzswap run --in-process`: random histories of a program's operations, made from seeds, give the
+//! same transcript as alone.
 //!
 //! ```text
 //! UZSWAP_FUZZ_SECONDS=3600  other histories for that long; by default the same few, more with

@@ -1,5 +1,5 @@
-//! `uzswap run --in-process`: core dumps have all of a program's memory, and so have readers and
-//! debuggers that ask for it (`uzswap status --bring-in`). Suspended processes can be resumed.
+//! `uzswap run --in-process`: core dumps, and readers and debuggers that ask for it (`uzswap status
+//! --bring-in`), see all of a program's memory. Suspended processes can be resumed.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

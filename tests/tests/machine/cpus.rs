@@ -1,4 +1,4 @@
-//! CPUs are taken off and put back, and cpusets moved, while programs swap.
+//! CPUs are taken offline and brought back, and cpusets change, while programs swap.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
