@@ -162,7 +162,7 @@ impl Bench {
     }
 
     /// Measures every candidate once a round, in turns: A B C, A B C. A candidate that fails is not
-    /// measured again. The others are, so that hours of measurement are not lost.
+    /// measured again. The measurement of the others continues, so that hours of work are not lost.
     pub fn take_turns<C: Candidate, T>(
         &self,
         candidates: &[C],

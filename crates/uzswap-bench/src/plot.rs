@@ -94,8 +94,8 @@ impl Plot {
     pub fn distribution(self, name: &str, mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let last = values.len().saturating_sub(1) as f64;
-        // A point for each half per cent, and more in the tail. The last few are left out, since
-        // they would stretch the axis.
+        // A point for each half per cent, and more in the tail. The last few values are left out,
+        // since they would stretch the axis.
         let shares = (1..=198).map(|i| f64::from(i) / 200.0);
         let shares = shares.chain((1..=9).map(|i| 0.99 + f64::from(i) / 1000.0));
         let points = shares.filter_map(|share| {

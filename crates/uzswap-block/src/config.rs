@@ -10,7 +10,8 @@ pub(crate) const STACK_BYTES: usize = 256 << 10;
 /// The settings of a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerConfig {
-    /// Threads in all. There are more than CPUs, since some may wait for the backing.
+    /// Threads in all. There are more threads than CPUs, since some threads may wait for the
+    /// backing.
     pub threads: usize,
     /// Threads that begin and end with each CPU. The others always exist.
     pub threads_per_cpu: usize,

@@ -105,11 +105,11 @@ pub trait Transport: Send {
     fn kind(&self) -> TransportKind;
 
     /// Makes a block device over a part of the disk, in bytes, or names the file over which another
-    /// process is to make the device. [`Self::release_unused`] removes a device that is still
-    /// unused when it is called.
+    /// process is to make the device. A later [`Self::release_unused`] removes the device if it is
+    /// still unused.
     fn attach(&mut self, part: Range<u64>) -> Result<Offer, AttachError>;
 
-    /// Removes unused devices. All wanted ones are in use when this is called.
+    /// Removes unused devices. All devices that are wanted must be in use before this call.
     fn release_unused(&mut self);
 
     /// The threads of each CPU, to be added to the cache's states.

@@ -238,7 +238,8 @@ impl<'a> PagerModel<'a> {
         came
     }
 
-    /// Brings in the page at a place near a faulting page; `false` if it is not in the same state.
+    /// Brings in the page at a place near a faulting page: a page of the cache if `is_stored`,
+    /// otherwise a page of zeros. `false` if the place has no such page.
     fn bring_neighbour(&mut self, place: u32, is_stored: bool) -> bool {
         let Some(last) = self.at_place.get(place as usize).copied() else { return false };
         let found = if is_stored { self.stored_at(last) } else { self.next_at(place, last) };

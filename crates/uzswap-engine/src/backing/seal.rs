@@ -117,7 +117,8 @@ impl Seal {
         tag.as_ref().try_into().expect("a tag has 16 bytes")
     }
 
-    /// Decrypts bytes in place. `false` if they are not the sealed bytes; they are garbage then.
+    /// Decrypts bytes in place. If the bytes are not the sealed bytes, the result is `false`, and
+    /// the bytes are garbage.
     pub(crate) fn open(&self, identity: Identity, bytes: &mut [u8], tag: Tag) -> bool {
         let (nonce, bound) = (identity.nonce(), identity.bound());
         self.key.open_in_place_separate_tag(nonce, bound, tag.into(), bytes, 0..).is_ok()

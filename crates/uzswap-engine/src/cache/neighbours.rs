@@ -155,8 +155,8 @@ impl<'a> LockedNeighbours<'a> {
         Self { entries, count: 0, start: 0, end: 0, is_single: false }
     }
 
-    /// Adds the next record. `false` if it does not follow the others, or if more than `most` bytes
-    /// in whole blocks would have to be read.
+    /// Adds the next record. `false` if this record does not follow the others, or if more than
+    /// `most` bytes in whole blocks would have to be read.
     fn take_in(&mut self, record: Ends, locked: LockedEntry<'a>, block: u64, most: usize) -> bool {
         let Ends { start, end, is_single } = record;
         if self.count == 0 {

@@ -27,7 +27,7 @@ impl Pool {
         self.sections.keep_offline(section)
     }
 
-    /// Gives back the memory of a section that is going offline; `false` if it is in use.
+    /// Gives back the memory of a section that is going offline; `false` if the section is in use.
     pub(crate) fn finish_offline(&self, section: usize, to: SectionState) -> Result<bool, Refused> {
         self.sections.finish_offline(section, to)
     }
@@ -59,8 +59,8 @@ impl Pool {
         self.sections.is_closed(node)
     }
 
-    /// Stops a node from getting memory, or lets it get memory again. `false` if it is the last
-    /// node that gets memory.
+    /// Stops a node from getting memory, or lets it get memory again. `false` if the node is the
+    /// last that gets memory.
     pub(crate) fn close(&self, node: usize, is_closed: bool) -> bool {
         let others = (0..self.nodes.count()).filter(|other| *other != node);
         let may = !is_closed || others.into_iter().any(|other| !self.sections.is_closed(other));

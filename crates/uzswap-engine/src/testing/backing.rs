@@ -37,7 +37,7 @@ pub struct TestBacking {
 }
 
 impl TestBacking {
-    /// `bytes` of zeros, and its faults.
+    /// A backing of `bytes` of zeros, and its faults.
     pub fn new(bytes: usize, block_bytes: usize) -> (Self, Arc<Faults>) {
         let faults = Arc::new(Faults::default());
         *lock(&faults.content) = vec![0; bytes];

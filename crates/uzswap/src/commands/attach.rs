@@ -35,7 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The processes to limit, and their name for people.
 struct Target {
     processes: Processes,
-    /// The group that they are in. Processes that share it with others are paged out one by one.
+    /// The group of these processes. If it has other processes too, those to limit are paged out
+    /// one by one.
     group: Group,
     name: String,
 }

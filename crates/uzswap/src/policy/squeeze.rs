@@ -145,7 +145,7 @@ pub struct SqueezeGroup {
 impl SqueezeGroup {
     /// `before`: the attributes as the keeper has written them down.
     pub fn new(group: &Group, goal: u64, before: &[(PathBuf, String)]) -> Result<Self, Failure> {
-        // From here on no other process attaches, but one may have done so before.
+        // From here on no other process attaches, but another process may have attached before.
         if attributes(group) != before {
             let path = group.path().display();
             return Err(Failure::new(format!("the limits of {path} have just changed; try again")));

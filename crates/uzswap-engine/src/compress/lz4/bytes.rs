@@ -1,10 +1,10 @@
 //! An encoder of the LZ4 block format that searches for matches at every byte.
 //!
-//! Each place is compared with four before it. Two are at the distances of the last two different
-//! matches. The others are the last two places that may have had the same five bytes. The longest
-//! match wins, by its first eight bytes. If not all eight are equal, a longer match at the next
-//! byte wins. Objects are smaller than liblz4's, which compares one place, and faster to decode,
-//! since they have fewer sequences.
+//! Each place is compared with four earlier places. Two are at the distances of the last two
+//! different matches. The others are the last two places that may have had the same five bytes. The
+//! longest match wins, by its first eight bytes. If not all eight are equal, a longer match at the
+//! next byte wins. Objects are smaller than liblz4's, which compares one place, and faster to
+//! decode, since they have fewer sequences.
 
 use super::block::{LAST, Match, SLOTS, encode, equal, load, slot};
 use crate::page::Page;

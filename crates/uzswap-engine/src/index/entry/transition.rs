@@ -162,7 +162,8 @@ pub(crate) enum List {
 }
 
 impl Lists {
-    /// Few enough to take the oldest of each in turn, and enough that 16 CPUs seldom meet.
+    /// This number is small enough to take the oldest entry of each shard in turn, and large enough
+    /// that 16 CPUs seldom meet.
     const SHARDS: usize = 16;
 
     pub(crate) fn new() -> Self {

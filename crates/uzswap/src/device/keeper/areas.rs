@@ -110,7 +110,7 @@ impl Keeper {
     /// Tells the daemon the areas that the kernel swaps to.
     pub(super) fn tell_devices(&mut self) {
         let devices = self.state.devices().cloned().collect();
-        // An error means that the daemon has died. The next one is told at its start.
+        // An error means that the daemon has died. The next daemon is told at its start.
         let _ = self.daemon.as_mut().map(|daemon| daemon.send(&Order::Settle(devices)));
     }
 
