@@ -28,8 +28,9 @@ impl Swapped {
         *self.devices.lock().unwrap_or_else(PoisonError::into_inner) = devices;
     }
 
-    /// True if the kernel lists one of them as a swap area. It lists an area until its last page is
-    /// read back. Fails if the list cannot be read. Then an area may be on.
+    /// True if the kernel lists one of these devices as a swap area. The kernel lists an area until
+    /// its last page is read back. Fails if the list cannot be read. After a failure, an area may
+    /// be on.
     pub fn is_listed(&self) -> io::Result<bool> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(swap::areas()?.iter().any(|area| devices.contains(&area.path)))

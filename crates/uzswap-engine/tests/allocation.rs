@@ -1,7 +1,7 @@
 //! No path of a request allocates, because the kernel may need the storing thread to get memory.
 //!
 //! The C library's allocator is replaced for this whole program, so that allocations of the codecs
-//! in C are counted too. Rust's own allocator uses it as well.
+//! in C are counted too. Rust's allocator uses the replacement as well.
 
 #![expect(
     unsafe_code,

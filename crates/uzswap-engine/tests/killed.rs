@@ -103,7 +103,7 @@ fn content(page: u32, version: u64) -> Option<[u8; PAGE_BYTES]> {
         return None;
     }
     let (content, shared) = (Content::pick(noise.word()), noise.below(24));
-    // Some are identical to others.
+    // Some pages are identical to others.
     let seed = if kind < 4 { shared } else { version << 32 | u64::from(page) };
     Some(page_of(content, seed))
 }

@@ -84,8 +84,8 @@ pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(value).map(str::trim_end)
 }
 
-/// The servers of a store, as the server on this line knows them. `Ok(Err)`: the reason why they
-/// cannot be used.
+/// The servers of a store, as the server on this line knows them. `Ok(Err)`: the reason why these
+/// servers cannot be used.
 pub(crate) fn learn(
     line: &mut Line,
     place: &Endpoint,

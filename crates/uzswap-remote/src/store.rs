@@ -83,7 +83,7 @@ pub(crate) struct Store {
 /// The state of the background thread.
 pub(crate) struct Keeper {
     pub(crate) seeds: Vec<Endpoint>,
-    /// Servers by their numbers. Those in `active` are in use.
+    /// Servers by their numbers. The servers in `active` are in use.
     pub(crate) known: Vec<Endpoint>,
     pub(crate) active: Vec<usize>,
     /// Active servers with keys of their own.

@@ -76,7 +76,7 @@ pub struct Event {
     /// The number of the process. A forked child has a new number, and so has a program after
     /// `exec`.
     pub process: u32,
-    /// Processor time of the program alone, µs: the process's without the pager's.
+    /// Processor time of the program alone, µs: the time of the process minus that of the pager.
     pub micros: u64,
     /// The lower 32 bits of the address of the instruction that touched the page; 0 for a system
     /// call, or if unknown.

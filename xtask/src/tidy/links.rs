@@ -50,7 +50,7 @@ mod tests {
         check(root, Path::new("README.md"), text, &mut wrong);
         let places: Vec<&str> =
             wrong.iter().map(|line| &line[..line.find(": ").unwrap()]).collect();
-        // The tested text is not that of README.md, which has no such heading.
+        // The links within the text are checked in README.md itself, which has no heading `a-b-c`.
         assert_eq!(places, ["README.md:2", "README.md:3", "README.md:3", "README.md:4"]);
     }
 }

@@ -281,8 +281,8 @@ impl Sections {
         self.used_frames.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// Brings one more section online, faulted in, on a node if that has memory. Fails without
-    /// memory; with `QuotaExceeded` when all possible sections are online.
+    /// Brings one more section online, faulted in, on `node` if this node has memory. Fails if
+    /// there is no memory. The error is `QuotaExceeded` if all possible sections are online.
     pub(super) fn bring_any_online(&self, node: usize) -> io::Result<()> {
         let mut inner = lock(&self.inner);
         let Some(number) = inner.absent.first() else {

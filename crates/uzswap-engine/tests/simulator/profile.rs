@@ -111,7 +111,7 @@ pub struct Profile {
     pub name: &'static str,
     /// Its weight among all profiles.
     pub share: u64,
-    /// For the threads that store, in order and repeated.
+    /// The roles that the storing threads take, in order and repeated.
     pub roles: &'static [Role],
     pub workers: &'static [u64],
     /// Actions of each worker.

@@ -136,7 +136,8 @@ impl LedgerState {
     }
 
     /// Our areas that the kernel lists, with the bytes on each. The kernel lists an area until its
-    /// last page is read back. Fails if the list cannot be read. Then any area may be on.
+    /// last page is read back. Fails if the list cannot be read. After a failure, any area may be
+    /// on.
     pub fn areas_on(&self) -> io::Result<Vec<swap::Area>> {
         let is_ours = |area: &swap::Area| {
             self.areas.iter().any(|ours| ours.device == area.path)

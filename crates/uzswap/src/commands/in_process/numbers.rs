@@ -12,7 +12,7 @@ use uzswap_tree::{Name, Table};
 pub struct Numbers(BTreeMap<Name, u32>);
 
 impl Numbers {
-    /// Finds our numbers of the tree's processes in other namespaces.
+    /// Finds the numbers that our namespace gives to processes of the tree in other namespaces.
     pub fn look(&mut self, table: &Table) {
         if !table.has_foreign() {
             return;
@@ -25,7 +25,8 @@ impl Numbers {
         self.0.extend(members.filter_map(|one| found.get_key_value(&one.name)));
     }
 
-    /// The number of a process in our namespace. For a process that was never seen, the sandbox's.
+    /// The number of a process in our namespace. For a process that was never seen, the number in
+    /// the sandbox.
     pub fn of(&self, name: Name) -> u32 {
         self.0.get(&name).copied().unwrap_or(name.number())
     }
