@@ -154,7 +154,7 @@ impl Stress {
                 let compressor = compressors[noise.below(6) as usize];
                 self.cache.set_attribute("compressor", compressor).unwrap();
             }
-            // Busy or absent is an answer.
+            // These calls may fail because a section is busy or absent.
             2 => {
                 let section = noise.below(3) as usize;
                 drop(self.cache.empty_section(section));

@@ -170,7 +170,8 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), Failure> {
     let pid = attached(&folder).ok_or_else(|| {
         Failure::new(format!("{name} is not attached; `uzswap status` lists the attached groups"))
     })?;
-    // The number is from the PID namespace of `attach`. In ours it may be another process's.
+    // The number is from the PID namespace of `attach`. In our namespace, another process may have
+    // this number.
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     if !command.split(|byte| *byte == 0).any(|word| word == b"attach") {
         return Err(Failure::new(format!("{name} was attached from a container; detach it there")));
