@@ -58,7 +58,7 @@ static int locked(void) {
     usleep(200000);
     return fork_on(map_under_lock, 300);
 }
-// Does the same when memory is short.
+// As `locked`, when memory is short.
 static int locked_and_short(void) {
     memory = map(40 * MIB);
     for (long i = 0; i < 40 * MIB; i++) memory[i] = i * 31 >> 5;

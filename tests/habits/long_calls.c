@@ -23,7 +23,7 @@ static int waits_for_many(void) {
     struct timespec soon;
     memset(memory, 0, 32 * MIB);
     grow();
-    // One value differs, so the call does not wait.
+    // The value of one waiter differs from its word, so the call does not wait.
     for (int i = 0; i < WAITERS; i++)
         all[i] = (struct waiter){ i == 28, (long)memory + (WAITERS - i) * MIB, U32_PRIVATE, 0 };
     send_out(memory, 32 * MIB);

@@ -256,7 +256,8 @@ static int cancels(void) {
     return 0;
 }
 
-// Cancels threads, which permit it at any time, while their pages are paged in and out.
+// Cancels threads while their pages are paged in and out. The threads permit cancellation at any
+// time.
 static void *touch_for_ever(void *memory) {
     pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
     for (;;)

@@ -118,7 +118,7 @@ impl Run {
         text.trim().parse().unwrap_or_default()
     }
 
-    /// Sends it a signal.
+    /// Sends the run a signal.
     pub fn signal(&self, signal: i32) {
         process::kill(self.pid(), signal).expect("it is running");
     }

@@ -16,7 +16,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Starts it with options, and waits until it serves.
+    /// Starts `serve` with options, and waits until it serves.
     pub fn start(options: &[&str]) -> Self {
         let said = tempfile::NamedTempFile::new().expect("a file of ours");
         let mut child = Command::new(program("uzswap"))
@@ -43,7 +43,7 @@ impl Served {
         fs::read_to_string("/proc/swaps").expect("the kernel's table").contains(&self.device)
     }
 
-    /// Sends it SIGTERM.
+    /// Sends SIGTERM to `serve`.
     pub fn terminate(&self) {
         process::kill(self.child.id() as i32, libc::SIGTERM).expect("it is running");
     }

@@ -19,7 +19,7 @@ use uzswap_tree::Tree;
 /// A mapping up to this size is the stack of a thread whose stack pointer is in it. Of a larger
 /// mapping only a part is the stack, such as a coroutine's in the heap.
 const STACK_MAX: usize = 16 << 20;
-/// Bytes around a stack pointer in such a larger mapping. They stay in memory for now.
+/// Bytes around a stack pointer in a larger mapping. These bytes stay in memory for now.
 const AROUND_STACK: usize = 64 << 10;
 /// Bytes around a thread's block that the kernel and this library use: the C library's description
 /// of the thread lies behind the block. With a margin.
@@ -147,7 +147,7 @@ pub fn report_left(tree: &Tree, name: &str) {
 pub fn report_left_now(tree: &Tree, name: &str) {
     let text = looker::apart(|| smaps::read().unwrap_or_default());
     let mut left = [0; Stays::ALL.len()];
-    // Adopted memory has flags of ours: it is registered with userfaultfd, or has guards.
+    // The flags of adopted memory come from us: it is registered with userfaultfd, or has guards.
     let has_adopted = |range| AGENT.get().is_some_and(|agent| agent.pager.has_adopted(range));
     let is_ours = |one: &Described<'_>| {
         one.has("um") || one.has("uw") || has_adopted(one.mapped.range.clone())
@@ -256,7 +256,7 @@ fn is_plain(one: &Described<'_>) -> bool {
     !one.mapped.has_file && is_unnamed && one.mapped.access[3] == b'p'
 }
 
-/// The memory that stays, whatever the kernel has joined it with.
+/// The memory that stays, even if the kernel has joined it with other memory.
 fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     let signal_stacks =
         stacks::FROM_BEFORE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

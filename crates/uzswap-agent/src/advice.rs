@@ -16,7 +16,7 @@ const MADV_GUARD_REMOVE: i32 = 103;
 /// only these, even for the calling process.
 pub const FOR_ANY_PROCESS: [i32; 4] =
     [libc::MADV_COLD, libc::MADV_PAGEOUT, libc::MADV_WILLNEED, MADV_COLLAPSE];
-/// Newer than the C library's list.
+/// The C library's list lacks this newer advice.
 const MADV_COLLAPSE: i32 = 25;
 
 pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
@@ -47,7 +47,7 @@ pub fn advise(agent: &Agent, call: &mut Call) -> Outcome {
             make(call);
         }
         MADV_GUARD_REMOVE => remove_guards(agent, call, range),
-        // MADV_REMOVE among them: the kernel refuses it for private memory.
+        // This includes MADV_REMOVE, which the kernel refuses for private memory.
         _ => {
             make(call);
         }
@@ -68,7 +68,7 @@ fn advise_part(bytes: Range<usize>, advice: u64) -> i64 {
 fn drop_pages(agent: &Agent, call: &mut Call, range: Range<usize>) {
     let is_range = [range.start, range.end].iter().all(|end| end.is_multiple_of(PAGE_BYTES));
     if !is_range {
-        // The kernel refuses it, and drops nothing.
+        // The kernel refuses the call, and drops nothing.
         make(call);
         return;
     }

@@ -72,7 +72,7 @@ fn is_read_of_file(call: &Call) -> bool {
 fn read_in_parts(agent: &Agent, call: &mut Call) -> bool {
     let [file, list, count, place, high, flags] = call.arguments;
     let Some(given) = GivenMemory::list(list, count) else { return false };
-    // By `preadv2`, minus one is the file's own position.
+    // For `preadv2`, the offset minus one means the file's own position.
     let is_at_place = match call.number as c_long {
         libc::SYS_readv => false,
         libc::SYS_preadv => true,
@@ -245,7 +245,7 @@ fn is_deep(number: c_long) -> bool {
     )
 }
 
-/// Newer than the C library's list.
+/// The C library's list lacks this newer call.
 const FUTEX_REQUEUE: c_long = 456;
 const SETXATTRAT: c_long = 463;
 const GETXATTRAT: c_long = 464;

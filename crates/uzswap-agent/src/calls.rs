@@ -30,7 +30,7 @@ fn is_kept(number: c_long) -> bool {
     }
 }
 
-/// Newer than the C library's list.
+/// The C library's list lacks this newer call.
 const MSEAL: c_long = 462;
 
 /// Looks at a call: its number decides.
@@ -69,7 +69,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     thread::end_calls_before(frame as usize);
     let before = std::mem::replace(&mut call.result, Call::NOT_MADE);
     if before == -i64::from(libc::EFAULT) && !moves_nothing_by_error(call) {
-        // The fast path has made it.
+        // The fast path has already made the call.
         call.result = before;
         return Outcome::Done;
     }

@@ -30,10 +30,11 @@ const SHARED_LEAST: u64 = 1 << 20;
 const LOOK_STEP: u64 = 256 << 10;
 /// A pager keeps its budget if the new budget differs by less than this part.
 const BUDGET_STEP: u64 = 64;
-/// The same for a step towards a new budget, while other processes take steps, too.
+/// The same as [`BUDGET_STEP`], for a step towards a new budget while other processes take steps,
+/// too.
 const GROWTH_STEP: u64 = 512;
-/// The longest time that a thread which asks for memory waits for the take-over: it may have a lock
-/// that the take-over needs.
+/// The longest time for which a thread that asks for memory waits for the take-over. The thread may
+/// have a lock that the take-over needs.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The figures of one look of the watching thread.
@@ -46,9 +47,9 @@ pub enum Observation {
     Filtered,
     /// The program has not been taken over, and its memory cannot be read.
     Unmeasured,
-    /// It has not been taken over.
+    /// The program has not been taken over.
     Unmanaged(Unmanaged),
-    /// It has been.
+    /// The program has been taken over.
     Managed(Managed),
 }
 

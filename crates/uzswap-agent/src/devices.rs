@@ -70,7 +70,7 @@ fn each_range(number: u32, at: u64, each: impl FnMut(u64, u64)) {
     uzswap_tree::devices::each_range(number, word, each);
 }
 
-/// `ioctl`: memory that it hands to a device is given back to the program first.
+/// `ioctl`: the agent first gives memory that the call hands to a device back to the program.
 pub fn control(agent: &Agent, call: &mut Call) -> Outcome {
     let [_, number, at, ..] = call.arguments;
     each_range(number as u32, at, |address, bytes| layout::give_back(agent, address, bytes));
@@ -116,8 +116,8 @@ const READ_VECTOR: u16 = 7;
 const WRITE_VECTOR: u16 = 8;
 
 /// `io_submit`: the kernel accesses the buffers before it answers, and pins those that a device
-/// writes later. A pinned page does not leave where pages are moved. Where they are copied, the
-/// buffers are given back to the program.
+/// writes later. Where pages leave by a move, a pinned page does not leave. Where pages leave by a
+/// copy, the agent gives the buffers back to the program.
 pub fn submit(agent: &Agent, call: &mut Call) -> Outcome {
     layout::await_complete();
     let [_, count, list, ..] = call.arguments;

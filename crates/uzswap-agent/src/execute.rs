@@ -36,7 +36,7 @@ fn try_to_execute(agent: &Agent, call: &mut Call) -> bool {
 /// The strings that were brought in.
 struct StringsIn<'a> {
     agent: &'a Agent,
-    /// Pins as many strings as may be pinned; `None` if none may be.
+    /// Pins strings, as far as they may be pinned; `None` if none may be.
     pins: Option<Pins<'a>>,
     /// The last page that was pinned for a string. The next string is most likely in the same page.
     page: u64,

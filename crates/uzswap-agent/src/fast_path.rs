@@ -62,7 +62,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
     })
 }
 
-/// The buffers of a call, if it is a frequent one with small buffers.
+/// The buffers of a call, if the call is frequent and its buffers are small.
 fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
     let [a, b, c, d, e, _] = call.arguments;
     let (one, other) = match call.number as libc::c_long {

@@ -23,7 +23,7 @@ use std::time::Duration;
 use uzswap_region::BeforeFork;
 use uzswap_tree::front::Front;
 
-/// While this exists, nothing of this library moves.
+/// While this value exists, no thread moves pages or changes state of this library.
 pub struct Still<L, M> {
     inside: Inside,
     quiet: MutexGuard<'static, ()>,
@@ -63,7 +63,7 @@ pub fn before(agent: &Agent) -> io::Result<Still<impl Sized, impl Sized>> {
     };
     let layout = (layout, withheld::lock());
     let pages = agent.pager.before_fork()?;
-    // The allocator's lock is the last: nothing is allocated or freed after it.
+    // The allocator's lock is taken last: this code allocates and frees nothing after that.
     Ok(Still { inside, quiet, layout, pages, memory: ManuallyDrop::new(allocator::lock()) })
 }
 
@@ -110,7 +110,7 @@ fn leave(error: &io::Error) {
 /// take-over, and by the thread that takes over.
 static QUIET: Mutex<()> = Mutex::new(());
 
-/// The lock that the watching thread holds while it works. A fork waits for it.
+/// The lock that the watching thread holds while it works. A fork waits for this lock.
 pub fn at_work() -> MutexGuard<'static, ()> {
     QUIET.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -25,7 +25,7 @@ const SA_NODEFER: u64 = libc::SA_NODEFER as u64;
 const SIGNALS: usize = 64;
 /// Bytes below its stack pointer that a function may use.
 const RED_ZONE: usize = 128;
-/// A flag of a stack: the kernel forgets the stack while a handler is on it.
+/// A flag of a signal stack: the kernel forgets the stack while a handler runs on that stack.
 const AUTODISARM: i32 = 1 << 31;
 
 /// An action of the program's, which other threads read while it is replaced.
@@ -296,7 +296,7 @@ unsafe fn deliver(
     unsafe { go(&plan) }
 }
 
-/// Unblocks a signal if pages come in by it.
+/// Unblocks a signal if faults of pages raise it.
 fn unblock(signal: i32) {
     let set = OURS & 1 << (signal - 1);
     if set != 0 {
@@ -566,7 +566,7 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
             thread::with(|thread| thread.call.set(call));
         }
         let to = &mut *to;
-        // As the kernel would: restores the signal stack, unless it is in use.
+        // Like the kernel, restores the signal stack unless the stack is in use.
         let is_used = stacks::of_handlers().is_some_and(|on| on.contains(&(context as usize)));
         if !is_used {
             stacks::set_programs(to.stack);

@@ -16,7 +16,7 @@ use uzswap_calls::{Call, Outcome, Patcher, raw, sites, table};
 use uzswap_region::{Change, Contents, Mode};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Smaller mappings are left alone: they would cost more than they save.
+/// Smaller mappings are not adopted: they would cost more than they save.
 const LEAST: usize = 64 << 10;
 
 /// The addresses where pages that can be adopted may appear.
@@ -133,7 +133,7 @@ impl Agent {
     /// Adopts those parts of newly accessible memory that can be adopted.
     fn adopt_fresh(&self, range: Range<usize>) {
         let (start, end) = (range.start, range.end);
-        // The kernel joins it with the adopted memory beside it.
+        // The kernel joins the new memory with adopted memory beside it.
         let is_beside = || {
             [start.saturating_sub(PAGE_BYTES)..start, end..end + PAGE_BYTES]
                 .into_iter()
@@ -194,7 +194,7 @@ pub fn map(agent: &Agent, call: &mut Call) -> Outcome {
     let target = whole(at as u64, bytes as u64);
     let is_plain = is_plain(flags);
     if is_plain {
-        // Its pages come in when they are touched, because all of them might not fit.
+        // The pages come in when they are touched, since all of them might not fit in memory.
         call.arguments[3] &= !(libc::MAP_POPULATE as u64);
     }
     let done = make_over(agent, call, if is_fixed { target } else { 0..0 });
@@ -375,7 +375,8 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
     if crate::mode() == Mode::Protection {
         // Memory that is evicted by its protection is many mappings to the kernel.
         if range.len() as u64 > agent.pager.memory() / 8 {
-            // All of it would not fit. Programs then take new memory, and copy.
+            // All of the memory would not fit. After this error, programs take new memory, and
+            // copy.
             call.result = -i64::from(libc::ENOMEM);
             return;
         }
@@ -400,7 +401,7 @@ fn move_mapping(agent: &Agent, call: &mut Call) {
         crate::die(&["memory that the program has moved cannot be taken along"]);
     }
     if behind.is_some_and(is_unmapped) {
-        // The call has moved it, or has unmapped it and then failed (before Linux 6.17).
+        // The call has moved the mapping, or has unmapped it and then failed (before Linux 6.17).
         agent.pager.change(tail, Change::Gone, || ((), true));
     }
     if call.result == -i64::from(libc::EFAULT) {
@@ -494,7 +495,7 @@ pub fn seal(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// `shmat`: memory that it maps over (`SHM_REMAP`) is given up.
+/// `shmat`: the pager gives up memory that the call maps over (`SHM_REMAP`).
 pub fn attach(agent: &Agent, call: &mut Call) -> Outcome {
     let [segment, at, flags, ..] = call.arguments;
     if flags as i32 & libc::SHM_REMAP == 0 {
@@ -523,8 +524,8 @@ pub fn attach(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// The kernel uses the memory of the first argument outside of system calls: it is given back to
-/// the program.
+/// Gives the memory of the first argument back to the program, because the kernel uses this memory
+/// outside of system calls.
 pub fn leave_in(agent: &Agent, call: &Call, bytes: u64) -> Outcome {
     give_back(agent, call.arguments[0], bytes);
     Outcome::Bare

@@ -177,7 +177,8 @@ fn ask(tree: &Tree, used: u64, is_starved: bool) -> Allowance {
     }
 }
 
-/// The same for a program that has not been taken over. It gives no copied page back.
+/// As [`ask`], for a program that has not been taken over. The result is also below the ceiling,
+/// since such a program gives no page back after forks have copied its pages.
 fn ask_unmanaged(tree: &Tree, used: u64) -> u64 {
     let given = ask(tree, used, false).bytes;
     if is_recorded() { given } else { given.min(tree.whole_allowance(used, 0)) }

@@ -217,7 +217,7 @@ fn arguments(file: u64, copy: &Range<usize>, bytes: usize) -> [u64; 6] {
     [file, copy.start as u64, bytes as u64, 0, 0, 0]
 }
 
-/// `recvmmsg`, `sendmmsg`: as many messages at a time as may be pinned.
+/// `recvmmsg`, `sendmmsg`, in parts: a part has no more messages than may be pinned.
 fn messages(agent: &Agent, call: &Call) -> i64 {
     const BYTES: u64 = size_of::<libc::mmsghdr>() as u64;
     let [file, all, count, flags, time, _] = call.arguments;

@@ -145,8 +145,8 @@ fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -
     Outcome::OnStack
 }
 
-/// A child with memory of its own may not share descriptors: those that serve its faults would be
-/// its parent's.
+/// A child with memory of its own may not share descriptors with its parent: the descriptors that
+/// serve its faults would be the parent's.
 const SHARED: u64 = libc::CLONE_FILES as u64;
 
 /// `clone`: for a thread, or a child that shares this memory, memory that the kernel writes later
@@ -215,7 +215,7 @@ struct CloneArguments {
 /// The child begins without handlers, ours among them.
 const CLEARED: u64 = 1 << 32;
 
-/// `clone3`: likewise.
+/// `clone3`, as [`clone`].
 pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     let [at, bytes, ..] = call.arguments;
     if stage::is_left() {
@@ -225,7 +225,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
         };
     }
     if !(size_of::<CloneArguments>()..=PAGE_BYTES).contains(&(bytes as usize)) {
-        // The kernel refuses it.
+        // The kernel refuses the call.
         return Outcome::Bare;
     }
     let mut pins = Pins::new(agent);
@@ -258,7 +258,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
 
 /// `clone3` of a child with memory of its own.
 fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
-    // By places in `clone_args`, each of eight bytes.
+    // Indexes of fields in `clone_args`, of eight bytes each.
     const FLAGS: usize = 0;
     const WRITTEN: [usize; 3] = [1, 2, 3];
     const STACK: usize = 5;
@@ -281,7 +281,7 @@ fn clone3_apart(agent: &Agent, call: &mut Call, mut pins: Pins<'_>) -> Outcome {
     if !is_cleared {
         return make_child(agent, call, arguments, stack);
     }
-    // No handler may begin in the child before they are cleared.
+    // No handler may begin in the child before the handlers are cleared.
     let mask = signals::block();
     let outcome = make_child(agent, call, arguments, stack);
     if call.result == 0 {
@@ -318,7 +318,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let [first, last] = [first, last].map(|bound| u64::from(bound as u32));
     if first > last {
-        // The kernel refuses it.
+        // The kernel refuses the call.
         return Outcome::Bare;
     }
     let mut kept: Vec<u64> = {

@@ -1,5 +1,5 @@
-//! A thread of the program that asks for memory: it has the program watched or taken over, and
-//! waits for that.
+//! The work of a program's thread that asks for memory: it has the program watched or taken over,
+//! and waits for the take-over.
 
 use crate::stage::{self, Stage};
 use crate::{ask_unmanaged, children, decide, front, inside, is_inside, ring, watch_from_now};

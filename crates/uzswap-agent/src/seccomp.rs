@@ -114,7 +114,7 @@ pub fn leave(agent: &Agent, reason: &str) {
     withheld::give_all_back();
     limits::tell_kernel();
     stage::confine();
-    // Our handler would make such calls.
+    // Otherwise our handler would make calls that the filter forbids.
     fault_signals::give_back();
     handlers::give_back();
     stacks::give_back();

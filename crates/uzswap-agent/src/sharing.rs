@@ -89,7 +89,8 @@ fn apart(ours: &[i32], me: i32) -> Option<Sharer> {
 }
 
 fn thread(ours: &[i32]) -> Option<Sharer> {
-    // Where the kernel has no such lists, none can be missing. The caller is a thread of ours.
+    // The caller is a thread of ours. If even that thread has no list, the kernel has no robust
+    // locks, and no list is missing.
     if !has_list(0) {
         return None;
     }

@@ -37,7 +37,7 @@ fn is_unset(stack: &libc::stack_t) -> bool {
     (stack.ss_sp, stack.ss_flags, stack.ss_size) == (UNSET.ss_sp, UNSET.ss_flags, UNSET.ss_size)
 }
 
-/// The kernel forgets the stack while a handler is on it.
+/// A flag of a signal stack: the kernel forgets the stack while a handler runs on that stack.
 const AUTODISARM: i32 = 1 << 31;
 
 /// Bytes of a stack for calls: a call that takes pages out has units of the pool on it.
@@ -202,7 +202,7 @@ pub fn arm() {
         return;
     }
     let before = of_kernel();
-    // This changes nothing: the kernel refuses it unless it is the present stack.
+    // This changes nothing: the kernel refuses this stack unless it is the present one.
     IS_UNSET.set(set_in_kernel(UNSET) == 0);
     if let Some(ours) = give() {
         note(before);
@@ -230,8 +230,8 @@ pub fn prepare(kernels: &libc::stack_t) {
     });
 }
 
-/// Gives a thread in a handler of ours such a stack, from the handler's return on. The kernel would
-/// refuse it if the handler is on the program's signal stack.
+/// Gives a thread in a handler of ours a signal stack, from the handler's return on. A system call
+/// could not set that stack while the handler is on the program's signal stack.
 pub fn arm_in_handler(kernels: &mut libc::stack_t) {
     let here = ptr::from_ref(kernels) as usize;
     let start = kernels.ss_sp as usize;

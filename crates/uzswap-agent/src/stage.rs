@@ -25,7 +25,7 @@ pub enum Stage {
     Adopting,
     /// Its memory may leave.
     Managed,
-    /// The program is a child of such a program, and has no threads of ours yet.
+    /// The program is a child of a managed program, and has no threads of ours yet.
     Bare,
     /// The program was taken over, and has all of its memory back.
     LeftAlone,

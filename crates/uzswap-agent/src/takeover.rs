@@ -293,7 +293,7 @@ fn try_pager(memory: u64) -> Result<Pager, uzswap_region::Error> {
     let all = tree().filter(|_| !crate::is_recorded()).map(|tree| tree.table().total.load(Relaxed));
     let pager = all.into_iter().fold(pager, PagerBuilder::memory_max);
     let pager = pager.mode(crate::mode()).on_fork(OnFork::Whole);
-    // `uzswap run` has tried it.
+    // `uzswap run` has tried these means.
     let means = text(Setting::Means).and_then(|name| name.parse().ok());
     let pager = means.into_iter().fold(pager, PagerBuilder::means);
     let policy = text(Setting::Policy).and_then(|name| name.parse().ok());

@@ -23,7 +23,7 @@ static RESERVED: AtomicU64 = AtomicU64::new(0);
 pub struct Thread {
     /// The thread runs our code: the agent does not look at its system calls.
     pub is_inside: Cell<bool>,
-    /// The kernel knows our signal stack for it: see [`crate::stacks::arm`].
+    /// The kernel knows our signal stack for this thread: see [`crate::stacks::arm`].
     pub is_armed: Cell<bool>,
     /// The replaced call that the thread is in; null if there is none, or if a handler has
     /// interrupted the call.
@@ -147,7 +147,7 @@ impl Pins {
         }
     }
 
-    /// Unpins all of it, and unmaps the call's mapping.
+    /// Unpins all pages of the call, and unmaps the call's mapping.
     fn end(&self) {
         let count = self.count.replace(0);
         for place in self.few.iter().take(count) {

@@ -48,7 +48,7 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     Outcome::Done
 }
 
-/// Makes a call of so many bytes part by part, up to `all` of them.
+/// Makes a call of `bytes` bytes part by part, up to `all` of them.
 fn move_parts(agent: &Agent, call: &mut Call, (bytes, all): (u64, u64)) {
     let [file, at, _, place, ..] = call.arguments;
     let number = call.number as c_long;
@@ -90,7 +90,7 @@ fn move_parts(agent: &Agent, call: &mut Call, (bytes, all): (u64, u64)) {
     }
 }
 
-/// The bytes to ask for where so many are left of a file. A file that is read past the page cache
+/// The bytes to ask for where `bytes` are left of a file. A file that is read past the page cache
 /// (`O_DIRECT`) is read in whole blocks, also at its end.
 pub fn in_blocks(bytes: u64) -> u64 {
     const BLOCK: u64 = 64 << 10;

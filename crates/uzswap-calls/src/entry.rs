@@ -1,4 +1,4 @@
-//! From a replaced `syscall` to the function that handles it, and back.
+//! The way from a replaced `syscall` to the function that handles the call, and back.
 //!
 //! A system call changes only `rax`, `rcx` and `r11`. The C library may rely on everything else, so
 //! `entry` keeps the other registers, the flags and the processor's extended state. It also keeps
@@ -93,7 +93,7 @@ impl Frame {
 /// which ends with a jump there.
 ///
 /// # Safety
-/// `bare` is the address of such a call.
+/// `bare` is the address of a bare call in a stub.
 pub(crate) unsafe fn behind_site(bare: usize) -> usize {
     const JUMP_END: usize = 7;
     // SAFETY: two bytes of `syscall` and one of the jump precede the four bytes of the jump's
@@ -159,7 +159,7 @@ extern "C" fn look_again(call: &mut Call) -> Outcome {
 /// Makes a system call without the C library.
 ///
 /// # Safety
-/// That of the call; and it returns once, on this stack.
+/// As of the call, which must return once, on this stack.
 pub unsafe fn raw(number: u64, arguments: [u64; 6]) -> i64 {
     let [a, b, c, d, e, f] = arguments;
     let result;
@@ -282,7 +282,7 @@ pub(crate) unsafe extern "C" fn entry() {
         // The outcome is in r11: 0 is done, and the result is the call's.
         "mov rax, [rsp]",
         "cmp r11, {bare}",
-        // The program's stack, or the one that the call asks for.
+        // The program's stack, or the stack for which the call asks.
         "lea r11, [rsp + {frame_bytes} + 128]",
         "je 2f",
         "jb 4f",

@@ -13,7 +13,7 @@ pub struct Instruction {
     pub code: u16,
     /// Instructions to skip if a comparison is true.
     pub if_true: u8,
-    /// And if it is false.
+    /// Instructions to skip if the comparison is false.
     pub if_false: u8,
     /// A number, or a place.
     pub k: u32,

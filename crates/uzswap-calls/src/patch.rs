@@ -328,7 +328,7 @@ impl PreparedPatch {
         })
     }
 
-    /// Replaces them. Allocates nothing and takes no lock.
+    /// Replaces the sites. Allocates nothing and takes no lock.
     ///
     /// # Safety
     /// No other thread of the process runs, except threads that make no call through these sites.

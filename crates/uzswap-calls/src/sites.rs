@@ -26,7 +26,7 @@ use uzswap_sys::map::PAGE_BYTES;
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// `mov eax, imm32`, without the number.
 pub(crate) const MOV_EAX: u8 = 0xb8;
-/// Bytes of `mov eax, imm32`, and of `jmp rel32`, which replaces it.
+/// Bytes of `mov eax, imm32`, and of the `jmp rel32` that replaces it.
 pub(crate) const MOV_BYTES: usize = 5;
 /// Bytes of `jmp rel8`.
 pub(crate) const JMP_NEAR_BYTES: usize = 2;
@@ -111,7 +111,7 @@ pub struct Module {
     /// True if the Go compiler made it: Go makes calls on stacks of 2 KiB.
     pub is_go: bool,
     code: Vec<Range<usize>>,
-    /// The segment that begins with the table of functions, and ends with the file's last one.
+    /// The memory from the table of functions to the end of its segment.
     tables: Option<Range<usize>>,
 }
 
@@ -166,7 +166,7 @@ struct Tables {
     start: usize,
     /// The mapping of the tables, from the start of their page.
     map: Range<usize>,
-    /// Bytes of the page before them.
+    /// Bytes before the tables in their first page.
     before: usize,
 }
 

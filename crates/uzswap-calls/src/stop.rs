@@ -44,7 +44,7 @@ pub struct Staying {
     pub block: usize,
 }
 
-/// The call in which a thread waited when it was asked to stop.
+/// The call in which a thread waited when we asked the thread to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitedCall {
     /// Its number.

@@ -17,7 +17,7 @@ use uzswap_tree::front::{FILTERED, Fork};
 use uzswap_tree::{devices, left};
 
 unsafe extern "C" {
-    // The C library's, by names that no library overrides.
+    // Functions of the C library, by names that no library overrides.
     fn __sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
     fn ssignal(signal: c_int, handler: usize) -> usize;
     fn sysv_signal(signal: c_int, handler: usize) -> usize;
@@ -351,7 +351,7 @@ macro_rules! stat_at {
 // The second name is that for large files.
 stat_at! { fstatat fstatat64 }
 
-/// The same function for programs that were built for glibc before 2.33.
+/// `fstatat64` of programs that were built for glibc before 2.33.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __fxstatat64(
     version: c_int,

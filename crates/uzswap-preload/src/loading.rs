@@ -63,7 +63,7 @@ pub fn await_hooks() -> Option<&'static Hooks> {
 
 pub fn pause() {
     let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-    // A signal ends it early.
+    // A signal may end the sleep early.
     let _ = rustix::thread::nanosleep(&millisecond);
 }
 

@@ -31,7 +31,7 @@ pub unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> 
 /// two signals, because threads of the C library block one of them.
 ///
 /// # Safety
-/// It is a set.
+/// The pointer refers to a set.
 pub unsafe fn set_whole_mask(set: *const sigset_t) {
     let (how, none) = (libc::SIG_SETMASK, ptr::null_mut::<sigset_t>());
     // SAFETY: the caller's promise; the C library's set begins with the kernel's.

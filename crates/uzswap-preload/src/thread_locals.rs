@@ -70,7 +70,7 @@ pub fn asked() -> usize {
     read::<{ ThreadWord::Asked as usize }>()
 }
 
-/// Sets them. Allocations of a signal handler since [`asked`] are not counted.
+/// Sets these bytes. Allocations of a signal handler since [`asked`] are not counted.
 pub fn set_asked(asked: usize) {
     write::<{ ThreadWord::Asked as usize }>(asked);
 }

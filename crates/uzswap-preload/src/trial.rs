@@ -19,7 +19,7 @@ use std::ptr;
 const PATIENCE: u32 = 3000;
 
 unsafe extern "C" {
-    // The C library's, by a name that no library overrides.
+    // The C library's `sigaction`, by a name that no library overrides.
     fn __sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
 }
 

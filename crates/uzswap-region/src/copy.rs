@@ -176,7 +176,7 @@ impl PageRun {
         self.pages.push(content);
     }
 
-    /// Writes them to the file in which their region begins at `offset`.
+    /// Writes the pages to the file, in which their region begins at `offset`.
     fn write(&mut self, file: &File, offset: u64) -> io::Result<()> {
         let at = offset + u64::from(self.first) * PAGE_BYTES as u64;
         let done = file.write_all_at(self.pages.as_flattened(), at);

@@ -59,7 +59,7 @@ pub(crate) struct Inner {
     pub(crate) ahead: AheadRequest,
     pub(crate) hand: Mutex<Hand>,
     pub(crate) returns: Returns,
-    /// The generation of the process whose pager it is: see [`steady::generation`].
+    /// The generation of the process to which the pager belongs: see [`steady::generation`].
     generation: AtomicU32,
     pub(crate) on_fork: OnFork,
     /// The trace that touches are written to: see [`crate::accesses`].

@@ -42,7 +42,8 @@ pub(crate) fn open(mode: Mode, means: Option<Means>) -> Result<Box<dyn Door>, Er
         }
         .map_err(|source| Error::OwnMemory { source }),
     };
-    // Each door reads the list of pages: if the kernel denies that, it is the reason.
+    // Each door reads the kernel's list of pages. If the kernel denies that list, the error says
+    // so.
     opened.map_err(|error| match Pagemap::open() {
         Ok(_) => error,
         Err(source) => Error::Pagemap { source },

@@ -7,7 +7,7 @@ use uzswap_engine::compress::AlgorithmError;
 use uzswap_sys::uffd::FIRST_KERNEL;
 use uzswap_trace::TraceError;
 
-/// A pager or a region could not be made, or a call on one was refused.
+/// A pager or a region could not be made, or refused a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Page faults may not be served.
@@ -76,7 +76,7 @@ pub enum Error {
         what: &'static str,
         /// The given value.
         text: String,
-        /// The existing ones.
+        /// The existing choices.
         known: &'static str,
     },
     /// The trace of accesses cannot be written.

@@ -43,7 +43,7 @@ const CREDIT_MAX: i64 = 32;
 /// The content of fresh memory.
 static ZEROS: Page = [0; PAGE_BYTES];
 
-/// Serves a SIGBUS; `false` if it is not ours.
+/// Serves a SIGBUS; `false` if the fault is not ours.
 pub(crate) fn serve(fault: Fault) -> bool {
     let Some(space) = registry::find(fault.address) else { return false };
     if space.pager.check_process().is_err() {
@@ -75,7 +75,7 @@ impl Inner {
             let word = space.load(page);
             match word.kind() {
                 Kind::Busy => space.wait(page),
-                // Another thread has just brought it in, or is opening it.
+                // Another thread has just brought the page in, or is opening it.
                 Kind::Resident if self.door.may_be_absent() => return,
                 Kind::Resident => {
                     if space.take(page, word) {
@@ -96,7 +96,7 @@ impl Inner {
         }
     }
 
-    /// A fault at a page that is resident: another thread has just brought it in.
+    /// Serves a fault at a page that is resident, because another thread has just brought it in.
     fn look_again(&self, space: &Space, page: u32, word: Word) {
         self.check_present(space, page);
         space.put(page, UNCHANGED, word);

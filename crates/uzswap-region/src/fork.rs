@@ -1,4 +1,4 @@
-//! Processes that are forked from one with regions.
+//! Processes that are forked from a process with regions.
 //!
 //! A child must not read zeros where its parent has data. With [`OnFork::Absent`] the child
 //! inherits nothing: if it touches a region, it gets SIGSEGV and a message with the reason. With
@@ -28,7 +28,7 @@ use uzswap_sys::{fault_signals, process};
 /// Pagers whose regions are copied. Locked before [`steady`].
 static COPIED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
-/// In a child: the reason why it has no copy, as an error number, or 0.
+/// In a child, the reason why the child has no copy, as an error number, or 0.
 static WHY: AtomicI32 = AtomicI32::new(0);
 
 thread_local! {

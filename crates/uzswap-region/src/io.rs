@@ -32,7 +32,8 @@ pub fn write_at(file: impl AsFd, from: &[u8], offset: u64) -> io::Result<usize> 
     out_parts(from, |done, buffer| rustix::io::pwrite(&file, buffer, offset + done as u64))
 }
 
-/// Reads until `into` is full, a call brings less than it was asked for, or one fails.
+/// Reads until `into` is full, until a call returns fewer bytes than requested, or until a call
+/// fails.
 fn in_parts(
     into: &mut [u8],
     mut call: impl FnMut(usize, &mut [u8]) -> rustix::io::Result<usize>,
@@ -56,7 +57,8 @@ fn in_parts(
     Ok(done)
 }
 
-/// Writes until all of `from` is out, a call takes less than it was given, or one fails.
+/// Writes until all of `from` is written, until a call writes fewer bytes than it was given, or
+/// until a call fails.
 fn out_parts(
     from: &[u8],
     mut call: impl FnMut(usize, &[u8]) -> rustix::io::Result<usize>,

@@ -39,7 +39,7 @@ counts! {
 const LOADED_MAX: usize = 2 * BATCH;
 
 pub(crate) struct Lane {
-    /// A single page is decoded into it.
+    /// The buffer into which a single page is decoded.
     pub(crate) page: Box<Page>,
     /// The number of pages that are charged but not made yet.
     pub(crate) credit: i64,

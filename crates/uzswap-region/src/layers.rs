@@ -48,7 +48,7 @@ const COPIED: u64 = 256;
 /// that granule is not read before it is written.
 const GRANULE: u64 = PAGE_BYTES as u64;
 
-/// Clones are the same backing.
+/// The backing. Clones of this value are the same backing.
 #[derive(Clone)]
 pub(crate) struct Layers(Arc<Inner>);
 
@@ -428,7 +428,7 @@ mod tests {
             (self.random >> 11) % end
         }
 
-        /// Writes a segment or a page in one.
+        /// Writes a segment, or a page, by one call.
         fn write(&mut self) {
             let page = self.below(SEGMENTS * SEGMENT / GRANULE) * GRANULE;
             let is_page = self.below(3) == 0;

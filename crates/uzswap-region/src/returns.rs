@@ -25,7 +25,7 @@ pub(crate) struct Returns {
 struct OfProcessor {
     /// Pages that returned, by level.
     returned: [AtomicU64; LEVELS],
-    /// Faults that brought pages from the cache, one or a window of them.
+    /// Faults that brought pages from the cache: a page or a window of pages each.
     loads: AtomicU64,
 }
 
@@ -81,7 +81,7 @@ impl Returns {
         self.here().loads.fetch_add(1, Relaxed);
     }
 
-    /// All such faults until now.
+    /// All faults until now that brought pages from the cache.
     pub(crate) fn loads(&self) -> u64 {
         self.of_processors.iter().map(|one| one.loads.load(Relaxed)).sum()
     }

@@ -47,7 +47,7 @@ impl<T: Zeroable> RegionVec<T> {
 }
 
 impl<T> RegionVec<T> {
-    /// The region that it lies in.
+    /// The region of this vector.
     pub fn region(&self) -> &Region {
         &self.region
     }

@@ -1,4 +1,4 @@
-//! Memory that a program has already: adopted where it lies.
+//! Memory that a program has already, and that the pager adopts where it lies.
 //!
 //! A *window* is a [`Space`] over whole GiB of addresses. The program maps and unmaps its pages.
 //! Only adopted pages have a word other than `Untouched`. So one program has few windows, whatever
@@ -10,7 +10,7 @@
 //! [`Pager::move_adopted`]. Before a call that gives pages to the kernel, the caller pins them
 //! ([`Pager::pin`]). One thread at a time adopts, changes or moves pages.
 //!
-//! Forks of such a program: [`crate::inherit`].
+//! [`crate::inherit`] has the forks of a program with adopted memory.
 
 #![expect(
     unsafe_code,
@@ -135,7 +135,7 @@ impl Pager {
         result
     }
 
-    /// Gives adopted pages back to the program: all of them are brought in, and stay.
+    /// Gives adopted pages back to the program: brings all of them in, for good.
     pub fn release(&self, range: Range<usize>) {
         let inner = self.inner();
         let _blocked = Blocked::all();
@@ -312,7 +312,7 @@ impl Pager {
         [inner.door.descriptors(), inner.staging.descriptors(), backing, self.sockets()].concat()
     }
 
-    /// The descriptors among them that are connections to a store.
+    /// The descriptors among [`Self::descriptors`] that are connections to a store.
     pub fn sockets(&self) -> Vec<i32> {
         self.inner().tiers.as_ref().map_or_else(Vec::new, uzswap_remote::Tiers::descriptors)
     }

@@ -306,7 +306,7 @@ fn touch_every_second(means: Means) {
 }
 
 impl Memory {
-    /// Unmaps it, as the program would.
+    /// Unmaps the memory, as the program would.
     fn release(&self, pager: &Pager) {
         let range = self.at..self.at + self.pages * PAGE;
         pager.change(range, Change::Gone, || {

@@ -30,7 +30,7 @@ fn faults_of_a_pass(old_bytes: usize, backing_bytes: usize) -> u64 {
     let mut before = 0;
     for pass in 0..60 {
         before = pager.stats().get("faults").unwrap();
-        // In an order in which no fault continues another one.
+        // The pages are touched in an order in which no fault continues another fault.
         for step in 0..used.len() / WORDS {
             let at = step * 1003 % (used.len() / WORDS) * WORDS;
             assert_eq!(used[at], value(at).wrapping_add(pass), "word {at}");

@@ -84,7 +84,7 @@ impl Owned {
         self.versions[page] = version;
     }
 
-    /// A fork has this content, or nothing.
+    /// Forks a child, which has this content, or no region at all.
     fn fork(&self, on_fork: OnFork) {
         // SAFETY: the child looks at data that this thread alone writes, and exits.
         let pid = unsafe { libc::fork() };

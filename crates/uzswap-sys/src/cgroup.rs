@@ -72,7 +72,7 @@ impl Hierarchy {
     }
 }
 
-/// One group.
+/// A memory cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     version: Version,
@@ -88,7 +88,7 @@ pub struct Usage {
     pub peak: u64,
     /// Bytes swapped out now.
     pub swapped: u64,
-    /// Major faults: those that waited for a device.
+    /// Major faults: faults that waited for a device.
     pub major_faults: u64,
     /// Processes that the kernel ended because the limit could not be held.
     pub oom_kills: u64,

@@ -100,7 +100,7 @@ pub fn check_pages() -> Result<(), OtherPages> {
     OtherPages::check(page_bytes())
 }
 
-/// A kernel with larger pages: aarch64 has such.
+/// The kernel has larger pages, as kernels for aarch64 may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OtherPages {
     /// Bytes in a page.

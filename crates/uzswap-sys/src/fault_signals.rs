@@ -26,7 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 pub use versioned::Versioned;
 
-/// Serves a fault; `false` if it is not ours.
+/// Serves a fault; `false` if the fault is not ours.
 pub type Serve = fn(Fault) -> bool;
 
 /// Our function for a signal, and the program's handlers of it.
@@ -75,7 +75,7 @@ pub struct Stopped {
     pub signal_stack: libc::stack_t,
     /// The value that was sent with the signal (`sigqueue`), if any.
     pub value: Option<usize>,
-    /// The kernel names no sender: it had no room for the value.
+    /// True if the kernel names no sender, because it had no room for the signal's value.
     pub has_lost_value: bool,
 }
 static STACKS: OnceLock<Stacks> = OnceLock::new();
@@ -294,14 +294,14 @@ pub fn on_segv(serve: Serve) -> io::Result<()> {
 /// continues, and returns true if it has handled the signal. Called once in a process, after
 /// [`on_bus`].
 pub fn on_sent(stay: fn(&mut Stopped) -> bool) {
-    // Only the first call sets it.
+    // Only the first call has an effect.
     let _ = SENT.set(stay);
 }
 
 /// Calls `resume` for each SIGILL, with the address of the instruction. `resume` returns the
 /// address at which the thread continues. Called once in a process.
 pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
-    // Only the first call sets it.
+    // Only the first call has an effect.
     let _ = ILLEGAL.set(resume);
     hook(libc::SIGILL, &ILL, |_| false)
 }
@@ -309,14 +309,14 @@ pub fn on_illegal(resume: fn(usize) -> Option<usize>) -> io::Result<()> {
 /// Makes `deliver` begin the program's handlers of signals that are not ours. Otherwise our handler
 /// calls them. Called once in a process.
 pub fn deliver_by(deliver: Deliver) {
-    // Only the first call sets it.
+    // Only the first call has an effect.
     let _ = DELIVER.set(deliver);
 }
 
 /// Makes `complete` run before a signal of ours ends the process because the program has no handler
 /// for it. Called once in a process.
 pub fn before_default(complete: fn()) {
-    // Only the first call sets it.
+    // Only the first call has an effect.
     let _ = BEFORE_DEFAULT.set(complete);
 }
 
@@ -375,7 +375,7 @@ static SET_MASK: OnceLock<fn(u64)> = OnceLock::new();
 /// library's function never blocks two signals of its own. Threads of the C library that wait for a
 /// timer (`SIGEV_THREAD`) have to block one of them.
 pub fn set_masks_by(set: fn(u64)) {
-    // Only the first call sets it.
+    // Only the first call has an effect.
     let _ = SET_MASK.set(set);
 }
 

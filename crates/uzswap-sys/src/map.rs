@@ -388,7 +388,7 @@ pub struct Mapped<'a> {
     pub range: Range<usize>,
     /// `rwxp`, with a `-` for a missing right; the last is `s` if it is shared.
     pub access: [u8; 4],
-    /// It maps a file.
+    /// True if it maps a file.
     pub has_file: bool,
     /// The file, or the kernel's name (`[heap]`), or empty.
     pub name: &'a str,

@@ -71,7 +71,7 @@ impl Nodes {
         if self.count() == 1 { 0 } else { self.of_cpu[cpu::current() % self.of_cpu.len()] }
     }
 
-    /// True if it has processors.
+    /// True if a node has processors.
     pub fn has_cpus(&self, node: usize) -> bool {
         self.of_cpu.contains(&node)
     }

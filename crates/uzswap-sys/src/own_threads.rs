@@ -26,7 +26,8 @@ static BLOCKS: [AtomicUsize; MAX] = [const { AtomicUsize::new(0) }; MAX];
 /// The process, and the number of our threads that were started in it but have not entered yet.
 static COMING: AtomicU64 = AtomicU64::new(0);
 
-/// A thread that is to be started: counted until it enters, or until this value is dropped.
+/// A thread that is about to be started. It is counted until it enters, or until this value is
+/// dropped.
 #[derive(Debug)]
 pub struct Coming(());
 

@@ -30,7 +30,7 @@ pub enum Capability {
     SysResource,
 }
 
-/// True if the calling thread has it.
+/// True if the calling thread has the capability.
 pub fn has_capability(capability: Capability) -> bool {
     let wanted = match capability {
         Capability::SysAdmin => CapabilitySet::SYS_ADMIN,
@@ -208,8 +208,8 @@ pub fn at_fork(
     }
 }
 
-/// Runs the calling thread before ordinary ones of the machine (nice −20).
-/// Errors: `PermissionDenied` without CAP_SYS_NICE.
+/// Runs the calling thread before ordinary threads of the machine (nice −20). Errors:
+/// `PermissionDenied` without CAP_SYS_NICE.
 pub fn raise_priority() -> io::Result<()> {
     // SAFETY: the call takes numbers; `who` 0 is the calling thread.
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) })
@@ -341,11 +341,11 @@ pub struct Activity {
     pub started: u64,
     /// The number of its major faults so far, which waited for a device.
     pub major_faults: u64,
-    /// It runs, or waits only for a CPU.
+    /// True if the process runs, or waits only for a CPU.
     pub is_running: bool,
-    /// It waits for a device, as in a major fault.
+    /// True if the process waits for a device, as in a major fault.
     pub is_waiting: bool,
-    /// It was forked, and runs the program of its parent.
+    /// True if the process was forked, and runs the program of its parent.
     pub is_fork: bool,
 }
 

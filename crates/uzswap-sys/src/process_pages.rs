@@ -29,7 +29,7 @@ impl PageState {
         self.0 & 1 << 61 != 0
     }
 
-    /// The frame that it has in memory; 0 unless the reader is root.
+    /// The page's frame of memory; 0 unless the reader is root.
     pub fn frame(self) -> u64 {
         self.0 & ((1 << 55) - 1)
     }

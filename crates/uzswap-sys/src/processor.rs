@@ -22,9 +22,9 @@ compile_error!("uzswap knows no registers of this processor; build it for x86-64
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cause {
     pub(crate) is_write: bool,
-    /// It fetched an instruction.
+    /// True if the access fetched an instruction.
     pub(crate) is_fetch: bool,
-    /// Denied by a protection key (`pkey_mprotect`).
+    /// True if a protection key denied the access (`pkey_mprotect`).
     pub(crate) is_by_key: bool,
     /// The address of the instruction that made the access.
     pub(crate) instruction: usize,

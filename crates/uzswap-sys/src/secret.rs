@@ -7,7 +7,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// A value in such memory.
+/// A value in memory of its own, as described above.
 ///
 /// Invariant: the mapping begins with a valid `T`.
 pub struct Secret<T> {

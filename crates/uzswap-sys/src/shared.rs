@@ -120,7 +120,7 @@ impl SharedMemory {
     }
 }
 
-/// A part of such memory, owned.
+/// A part of shared memory, owned.
 ///
 /// Invariant: it is inside the memory, populated, and no other code uses it.
 #[derive(Debug)]

@@ -48,7 +48,7 @@ pub fn check() -> io::Result<()> {
     fs::File::open(PATH).map(drop)
 }
 
-/// The mappings of such a text, by address.
+/// The mappings that a text of [`read`] lists, by address.
 pub fn parse(text: &str) -> Vec<Described<'_>> {
     let mut all: Vec<Described<'_>> = Vec::new();
     for line in text.lines() {

@@ -173,9 +173,9 @@ pub struct Shape {
 /// An existing device.
 #[derive(Debug, Clone, Copy)]
 pub struct ExistingDevice {
-    /// This program made it.
+    /// True if this program made the device.
     pub is_ours: bool,
-    /// A server serves it.
+    /// True if a server serves the device.
     pub is_live: bool,
     /// See [`Shape`].
     pub start: u64,

@@ -60,7 +60,7 @@ pub struct Tree {
     /// This process's PID namespace. 0 for the namespace of the process that made the tree, or
     /// before it is known.
     space: AtomicU32,
-    /// The number of checks that this process has seen, and the time of the last one in
+    /// The number of checks that this process has seen, and the time of the last check in
     /// milliseconds.
     looks: AtomicU32,
     looked_at: AtomicU64,
@@ -84,7 +84,7 @@ impl Tree {
         tree.table.total.store(total, Relaxed);
         tree.table.space.store(space, Relaxed);
         tree.table.leader.store(own_number(), Relaxed);
-        // Written last: a process accepts the file only with this number.
+        // This number is written last, since a process accepts only a file that has it.
         tree.table.form.store(FORM, Release);
         Ok(tree)
     }

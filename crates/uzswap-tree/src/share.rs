@@ -87,7 +87,8 @@ fn share_beside(total: u64, own: Own, others: &[Other]) -> Allowance {
     let are_starved = others.iter().any(|other| other.is_starved);
     let part = if are_starved && !own.is_starved { less } else { equal };
     let gives = |other: &Other| match other.is_starved {
-        // The starved process in the last slot may end, so one behind this process gives hope.
+        // The starved process in the last slot may end, so a starved process behind this process
+        // gives hope.
         true => other.is_behind,
         false => other.used > less.max(other.least) && !other.is_left_alone,
     };
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(given(0, false).bytes, 0, "the others' least is more than there is");
         assert_eq!(given(11, false), allowed(11, true));
         assert_eq!(given(11, true), allowed(11, true));
-        // With equal shares they would have 8 each.
+        // With equal shares the processes would have 8 each.
         let small = [Other { used: 11, least: 11, ..OTHER }; 3];
         let alone = Own { least: 11, is_starved: true, ..OWN };
         assert_eq!(share(32, alone, &small), allowed(11, false));

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 /// The most processes that are counted at the same time.
 pub const SLOTS: usize = 1000;
 
-/// Changes with the layout below: a file of another version is not accepted.
+/// A number that changes with the layout below, so that no process accepts a file of another
+/// version.
 pub(crate) const FORM: u64 = 0x757a_7472_6565_0010;
 
 /// A process with less memory need not report it: the maker of the tree counts it.
@@ -435,7 +436,7 @@ pub(crate) const ALL_IN: u32 = 1;
 pub(crate) const NO_ROOM: u32 = 2;
 
 impl ProcessSlot {
-    /// Resets it: no memory, no activity.
+    /// Resets the slot: no memory, no activity.
     pub(crate) fn clear(&self) {
         let Self { seen_as, starved, waits, reader, answer, left_alone, idle, host, .. } = self;
         for number in [seen_as, starved, waits, reader, answer, left_alone, idle, host] {

@@ -35,7 +35,7 @@ impl<const WORDS: usize> Text<WORDS> {
         words.take(bytes)
     }
 
-    /// True if it equals this text, cut to the available room.
+    /// True if the written text equals this text, cut to the available room.
     pub(crate) fn says(&self, text: &[&[u8]]) -> bool {
         self.bytes().eq(text.iter().copied().flatten().copied().take(WORDS * 8))
     }

@@ -41,7 +41,7 @@ impl<'a> Host<'a> {
         self.slot.host.load(SeqCst)
     }
 
-    /// True if it still answers.
+    /// True if the host still answers.
     fn is_there(self) -> bool {
         self.slot.name() == self.name && self.slot.is_host() && self.tree.may_live(self.name)
     }

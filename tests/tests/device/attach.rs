@@ -87,7 +87,7 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // It fails if the process has ended.
+        // The kill fails if the process has ended.
         let _ = self.server.kill();
         let _ = self.server.wait();
     }

@@ -59,7 +59,7 @@ fn the_preloaded_library_takes_two_mappings_and_loads_nothing_else() {
     assert!(text.contains("libc.so.6") && !text.contains("libgcc_s.so"));
 }
 
-/// Prints which of our libraries it has loaded at several sizes, and its number of threads.
+/// Prints, at several sizes, the libraries of ours that it has loaded, and its number of threads.
 const SIZES: &str = r#"
 #include <dirent.h>
 #include <stdio.h>
@@ -113,7 +113,7 @@ fn a_program_for_fixed_addresses_that_uses_those_of_the_allocator_has_none_of_it
     let output = run(folder.path(), "1G", &["./program"]);
     said(&output);
     assert_eq!(String::from_utf8_lossy(&output.stdout), SMALL_AND_GROWN);
-    // Debian's Python is such a program.
+    // Debian's Python is a program for fixed addresses that uses the address of `malloc`.
     let read = "print('libuzswap_agent' in open('/proc/self/maps').read())";
     let output = run(folder.path(), "1G", &["/usr/bin/python3", "-I", "-c", read]);
     said(&output);

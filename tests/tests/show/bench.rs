@@ -152,7 +152,7 @@ fn every_benchmark_has_its_rows_and_plots() {
 
 #[test]
 fn java_is_measured_with_two_collectors() {
-    // It needs a Java compiler.
+    // The test needs a Java compiler.
     if is_slow_and_skipped() {
         return;
     }
@@ -166,7 +166,7 @@ fn java_is_measured_with_two_collectors() {
 
 #[test]
 fn a_kernel_is_built_with_every_kind_of_swap_on_both_disks() {
-    // It installs the kernel's sources.
+    // The test installs the kernel's sources.
     if is_slow_and_skipped() {
         return;
     }

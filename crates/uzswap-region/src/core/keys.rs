@@ -60,7 +60,7 @@ impl Keys {
         Self { area, given: Mutex::default() }
     }
 
-    /// The area that they are in.
+    /// The area of all keys.
     pub(crate) fn area(&self) -> Option<Area> {
         self.area
     }

@@ -164,7 +164,7 @@ impl Space {
         key.expect("a page of a region has a key, and one that is stored has")
     }
 
-    /// The key of a page; in a window it may have none before it is stored.
+    /// The key of a page. In a window a page may have no key before it is stored.
     pub(crate) fn key_if_any(&self, page: u32) -> Option<SwapEntry> {
         let at = match self.is_window {
             false => page,

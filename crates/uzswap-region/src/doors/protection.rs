@@ -49,7 +49,7 @@ struct Mappings {
     most: i64,
     /// The number of mappings at the last count.
     counted: AtomicI64,
-    /// The changes of access since then. Each has made two mappings at most.
+    /// The changes of access since the last count. Each has made two mappings at most.
     changes: AtomicI64,
 }
 
@@ -67,7 +67,7 @@ impl Mappings {
         (self.counted.load(Relaxed) + 2 * self.changes.load(Relaxed)) * 16 / self.most
     }
 
-    /// Counts them, if there may be many.
+    /// Counts the mappings, if there may be many.
     fn count_again(&self) {
         if self.changes.load(Relaxed) < CHANGES.min(self.most / 16) || self.filled() < 6 {
             return;

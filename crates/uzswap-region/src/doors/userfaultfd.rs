@@ -95,7 +95,7 @@ impl Door for Userfaultfd {
     }
 
     fn close_dropped(&self, _: Range<usize>) -> bool {
-        // They are absent.
+        // Dropped pages are absent, so touches of them are faults.
         true
     }
 }

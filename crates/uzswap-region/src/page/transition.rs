@@ -26,7 +26,7 @@ enum Kinds {
     Any,
     /// The former kind.
     Same,
-    /// Those whose bits are set.
+    /// The kinds whose bits are set.
     Of(u8),
 }
 

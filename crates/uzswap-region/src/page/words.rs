@@ -41,7 +41,7 @@ pub(crate) const BLOCK: u32 = FAN;
 pub(crate) const UNIT: u32 = 16;
 /// Units of a block.
 pub(crate) const UNITS: usize = (BLOCK / UNIT) as usize;
-/// A group's words, and those of its keys or marks.
+/// The words of a group, and the words of its keys or marks.
 const GROUP: usize = FAN as usize + UNITS;
 /// The number of marks in one word.
 const MARKS: u32 = u32::BITS;
@@ -312,7 +312,7 @@ mod tests {
         }
         assert_eq!((steps, words.top_bytes()), (1 << 16, (256 << 10) + (8 << 10)));
         assert_eq!(words.memory.resident_pages().unwrap(), 64);
-        // One page by itself, far from the others.
+        // Each page lies by itself, far from the others.
         let page = |i: u32| i.wrapping_mul(0x9e37_79b1) % TEBIBYTE;
         (0..1000).for_each(|i| set(&words, page(i), Word::RESIDENT));
         for at in (0..1000).map(page) {

@@ -23,7 +23,7 @@ static FETCH: OnceLock<fn(usize) -> OnFetch> = OnceLock::new();
 /// Calls `fetch` with the address of each fetch of an instruction that raises SIGSEGV. Called once
 /// in a process, after [`super::on_segv`] and [`super::deliver_by`].
 pub fn on_fetch(fetch: fn(usize) -> OnFetch) {
-    // Only the first call sets it.
+    // Only the first call has an effect.
     let _ = FETCH.set(fetch);
 }
 

@@ -100,7 +100,7 @@ impl Bell {
 
     /// Wakes the thread, or keeps it from its next sleep.
     pub fn ring(&self) {
-        // It fails only after 2^64 rings without a read.
+        // The write fails only after 2^64 rings without a read.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
@@ -160,7 +160,7 @@ pub struct Queue {
     descriptors: Option<Descriptors>,
     /// Completions that arrived during the fetch.
     early: VecDeque<cqueue::Entry>,
-    /// By tag: the requests that the kernel has.
+    /// The requests that the kernel has, by tag.
     places: Box<[Option<Io>]>,
     /// Places that the kernel does not use any more.
     ended: usize,

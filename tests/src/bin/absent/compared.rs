@@ -42,7 +42,7 @@ pub struct World {
     used: usize,
     is_absent: bool,
     folder: PathBuf,
-    /// Reads another effect of the call, after it.
+    /// Reads another effect of the call, after the call.
     then: Option<Box<dyn FnOnce() -> Vec<u8>>>,
 }
 

@@ -96,7 +96,7 @@ fn a_daemon_that_cannot_start_is_tried_again_by_whichever_keeper() {
         assert!(wait_for(|| process_of("keeper") != keeper), "the daemon started no other");
         std::thread::sleep(Duration::from_millis(noise.below(100)));
     }
-    // Each process may just have started another one.
+    // Each process may just have started another process.
     for _ in 0..20 {
         limit("keeper", "unlimited:");
         limit("daemon", "unlimited:");
