@@ -38,6 +38,9 @@ const REFUSALS: usize = 4;
 
 /// Batches between two maintenances of the cache, in continuous reclaim.
 const MAINTAIN_EVERY: u32 = 64;
+/// Batches between two decisions on the pool's part of the memory, in continuous reclaim. So many
+/// batches take about as many faults as a decision ([`uzswap_policy::pool_share`]).
+const TEND_POOL_EVERY: u32 = 8;
 /// The part of the budget that the pool may leave unused before it is compacted.
 const SPARE_PART: u64 = 128;
 
@@ -74,6 +77,9 @@ impl Inner {
             }
             if turn.is_multiple_of(MAINTAIN_EVERY) {
                 self.maintain();
+            }
+            if turn.is_multiple_of(TEND_POOL_EVERY) {
+                self.tend_pool();
             }
             let _steady = self.steady();
             let _own_time = self.log.as_ref().map(Log::own_time);

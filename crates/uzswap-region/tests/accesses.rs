@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 use uzswap_engine::testing::TestBacking;
 use uzswap_policy::pager_memory::PagerMemory;
 use uzswap_policy::replay::{Policy, simulate};
@@ -185,11 +184,6 @@ fn rounds(pager: &Pager) -> Stats {
     }
     for step in 0..ROUNDS * ROUND {
         values[(OLD + step * 1003 % ROUND) * EACH] += 1;
-        if step % 500 == 0 {
-            // The simulator decides after every 1024 faults. The pager decides that often only if
-            // its thread runs as often.
-            std::thread::sleep(Duration::from_millis(10));
-        }
     }
     pager.stats()
 }
