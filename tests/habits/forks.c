@@ -487,7 +487,8 @@ static int first_ends(int is_early) {
 static int first_ends_early(void) { return first_ends(1); }
 static int first_ends_late(void) { return first_ends(0); }
 
-// Threads, and a process, with a table of descriptors of their own, while forks change ours.
+// Threads with their own table of descriptors, and a process with its own, while forks change our
+// table.
 static void fill(unsigned char *memory, size_t bytes) {
     static unsigned long state = 88172645463325252;
     for (size_t i = 0; i < bytes; i += 8) {

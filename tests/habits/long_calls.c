@@ -213,7 +213,7 @@ static int devices(void) {
     return 0;
 }
 
-// Memory that is given to a pipe page by page: as much as the pipe has room for.
+// Gives a pipe as much memory as it has room for, page by page (`vmsplice`).
 static int pipes(void) {
     unsigned char *memory = map(2 * MIB), seen[64];
     char name[] = "pipe.XXXXXX";

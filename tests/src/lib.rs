@@ -112,7 +112,7 @@ for turn in range(2):
 }
 
 /// A Python program with a heap of 70 MB. Forks, threads, files and other programs read the heap.
-/// Its argument is a file to write.
+/// The program's argument is a file to write.
 pub fn forking_heap() -> String {
     const READERS: &str = r#"
 import ctypes, errno, subprocess, sys, threading

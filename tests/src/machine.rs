@@ -36,7 +36,7 @@ impl Machine {
         // Removes changes that a killed test has left. `clean` touches no process.
         output("clean");
         // A run of another program could end during the test, and look like a change by the test.
-        // Runs in-process change nothing of the machine, and other tests have some meanwhile.
+        // Runs in-process may go on in other tests meanwhile: they change nothing of the machine.
         let idle = wait_for(|| !Path::new(FOLDER).exists());
         let status = || String::from_utf8_lossy(&output("status").stdout).into_owned();
         assert!(idle, "uzswap is running on this machine already; end it: {}", status());

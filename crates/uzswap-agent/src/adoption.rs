@@ -278,8 +278,8 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
 /// the thread's faults.
 fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying]) {
     let range = one.mapped.range.clone();
-    // The block of a thread is at the end of its stack, except that of the program's first thread.
-    // The calling thread is one of ours, too, and not in the list.
+    // A thread's block is at the end of its stack, except for the program's first thread, whose
+    // block is elsewhere. The calling thread is also one of ours, but the list lacks it.
     let first = crate::front().map_or(0, |front| front.first_thread);
     let ours = own_threads::blocks().chain([own_threads::own_block()]);
     let blocks = stopped.iter().map(|thread| thread.block).filter(|block| *block != first);

@@ -250,8 +250,8 @@ pub fn is_too_much(bytes: u64, allowance: u64) -> bool {
 /// The number of forks that may copy all of a program's memory before the program is taken over.
 const COPIES: u64 = 3;
 
-/// True if a program that forks is to be taken over first: a copy of its memory by each of some
-/// children is too much. A small program gives nothing back.
+/// True if a program must be taken over before it forks: if [`COPIES`] children each copied all of
+/// its memory, that would be too much. A small program gives nothing back.
 pub fn is_too_much_to_copy(used: u64, allowance: u64) -> bool {
     used >= MANAGED_MIN && is_too_much(used.saturating_mul(1 + COPIES), allowance)
 }

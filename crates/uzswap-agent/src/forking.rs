@@ -130,8 +130,8 @@ const WANTED: u32 = 1 << 30;
 /// Flag: the watching thread does work that a child must not find half done.
 const BUSY: u32 = 1 << 31;
 
-/// The time for which our thread waits for forks. Then it lets waiting forks proceed for a moment,
-/// because a fork under way may need a lock that a waiting thread holds.
+/// The time for which our thread waits for forks. Then our thread lets waiting forks proceed for a
+/// moment, because a fork under way may need a lock that a waiting thread holds.
 const TURN: Duration = Duration::from_millis(100);
 /// Our thread waits for forks for this many turns, and a fork waits for our thread for the time
 /// below. Either may hold a lock that the other needs. uzswap leaves a child alone that is made

@@ -98,8 +98,8 @@ impl<'a> Pins<'a> {
         self.is_empty
     }
 
-    /// Pins the adopted part of a range, up to the bytes that are left. Returns true if there is
-    /// one.
+    /// Pins the adopted part of a range, at most [`Self::left`] bytes. Returns true if the range
+    /// has an adopted part.
     pub fn pin(&mut self, at: u64, bytes: u64) -> bool {
         let bytes = bytes.min(self.left) as usize;
         if bytes == 0 || !is_address(at) {

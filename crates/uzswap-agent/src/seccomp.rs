@@ -212,7 +212,7 @@ fn needed(agent: &Agent) -> Vec<Call> {
     all
 }
 
-/// The calls that our threads make beside those.
+/// The further calls that our threads make.
 fn of_threads() -> Vec<Call> {
     let directory = libc::AT_FDCWD as u64;
     vec![

@@ -211,8 +211,8 @@ pub fn arm() {
     }
 }
 
-/// The threads' stacks for signals when the program was taken over: the kernel may begin handlers
-/// there until each thread has ours.
+/// The signal stacks that the threads had when the program was taken over. The kernel may begin a
+/// thread's handlers there until the thread has our stack.
 pub static FROM_BEFORE: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 
 /// Takes memory for the stack of a thread that is about to stand still in a handler of ours, and

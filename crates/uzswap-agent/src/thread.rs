@@ -185,7 +185,8 @@ pub struct Use {
     reserved: u64,
 }
 
-/// The call of a use by which a child that shares this memory becomes another program.
+/// Stands for the call of a [`Use`], where a child that shares this memory executes another program
+/// by that call.
 const CHILDS: usize = usize::MAX;
 
 /// Gives reserved bytes back. A forked child begins with none, whatever its parent had.
@@ -297,7 +298,8 @@ impl Drop for Use {
 /// Pins the pages of the calling thread's calls again, in a forked child, where no page is pinned.
 /// A handler may have forked during such a call.
 pub fn pin_again() {
-    // Another thread of the parent's may have unmapped the page since. The call has no use for it.
+    // Another thread of the parent's may have unmapped the page since. Then the call does not need
+    // the page.
     let pin = |range| _ = Pager::pin_present(range);
     THREAD.with(|thread| {
         if thread.first.get() != 0 {

@@ -87,8 +87,8 @@ pub fn find_count() {
 }
 
 /// The number of threads that the C library waits for before it ends the process, ours included.
-/// A thread that has ended by a system call of its own is counted for ever. `None`: the number is
-/// unknown, or that of a parent (a fork past the library).
+/// A thread that has ended by a system call of its own is counted for ever. `None` if the number is
+/// unknown, or is the parent's because the process was forked past the library.
 fn counted() -> Option<usize> {
     if crate::front()?.is_past_library.load(SeqCst) {
         return None;
@@ -98,7 +98,7 @@ fn counted() -> Option<usize> {
     count.map(|count| count.load(SeqCst) as usize)
 }
 
-/// True if this memory can be read as that of the process: its first thread has not ended.
+/// True if our memory can be read under the process's number: then its first thread has not ended.
 fn has_memory(process: u32) -> bool {
     let (from, mut to) = (0u8, 0u8);
     let from = libc::iovec { iov_base: (&raw const from).cast_mut().cast(), iov_len: 1 };
@@ -109,7 +109,8 @@ fn has_memory(process: u32) -> bool {
     unsafe { raw(libc::SYS_process_vm_readv as u64, arguments) == 1 }
 }
 
-/// The status with which a thread ended. `None` if, by the kernel, the thread has not ended.
+/// The status with which a thread ended. `None` if the kernel does not report that the thread has
+/// ended.
 fn status_of_ended(thread: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
     let rest = stat.rsplit(") ").next()?;

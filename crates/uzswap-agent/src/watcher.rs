@@ -212,8 +212,8 @@ fn tell(agent: &Agent, tree: &Tree) {
 /// counts such memory, as do its children from their start.
 struct SharedSize {
     bytes: u64,
-    /// Size of the last decrease. Until the next reading we assume that the memory decreases by as
-    /// much again.
+    /// Size of the last decrease. Until the next reading we assume another decrease of the same
+    /// size.
     fell: u64,
     next: Instant,
     wait: Duration,

@@ -18,7 +18,8 @@ pub const REASON: &str = "it generates code that makes system calls itself";
 /// Bytes that are looked at together.
 const PART: usize = 64 << 10;
 
-/// Before `mprotect`, `pkey_mprotect`: leaves the program alone if the memory is such code.
+/// Before `mprotect`, `pkey_mprotect`: leaves the program alone if the memory has code that makes
+/// system calls itself.
 pub fn before_protect(agent: &Agent, call: &Call) {
     let [at, bytes, access, ..] = call.arguments;
     if access as i32 & libc::PROT_EXEC == 0 {
@@ -34,7 +35,7 @@ pub fn before_protect(agent: &Agent, call: &Call) {
     }
 }
 
-/// True if the program has such code, before it is taken over.
+/// Before the take-over: true if the program has generated code that makes system calls itself.
 pub fn is_there() -> bool {
     looker::apart(|| {
         let maps = fs::read_to_string("/proc/thread-self/maps").unwrap_or_default();
@@ -46,8 +47,8 @@ pub fn is_there() -> bool {
     })
 }
 
-/// True if a range has such code, as far as the range can be read. Calls `bring` before it reads a
-/// part.
+/// True if a range has code that makes system calls itself, as far as the range can be read. Calls
+/// `bring` before it reads a part.
 fn makes_call(range: Range<usize>, bring: impl Fn(u64)) -> bool {
     let mut code = vec![0; PART];
     let mut at = range.start;

@@ -179,7 +179,8 @@ pub unsafe fn raw(number: u64, arguments: [u64; 6]) -> i64 {
 /// States that are saved besides the general registers: x87, SSE, AVX, AVX-512. Protection keys are
 /// not saved, because we do not change them. Neither are tiles, because no code of ours uses them.
 const STATES: u32 = 0b1110_0111;
-/// Their largest size in the standard form, with the header: AVX-512's last part ends at 2688.
+/// The largest size of these states in the standard form, with the header: AVX-512's last part ends
+/// at 2688.
 const STATES_BYTES: usize = 2688;
 
 /// True if the processor and the kernel save these states in the way of [`entry`].

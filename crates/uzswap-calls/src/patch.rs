@@ -10,9 +10,9 @@
 //! syscall                   0f 05
 //! ud2                       0f 0b
 //! ```
-//! A thread may stand between `mov` and `syscall`, have its call restarted, or jump there. It
-//! executes `ud2` (SIGILL), and continues in the stub behind the `mov`. A thread that waits in the
-//! kernel returns behind the `syscall`, where the code is unchanged.
+//! A thread may stand between `mov` and `syscall`, have its call restarted, or jump there. Such a
+//! thread executes `ud2` (SIGILL), and continues in the stub behind the `mov`. A thread that waits
+//! in the kernel returns behind the `syscall`, where the code is unchanged.
 
 use crate::entry::{self, Looks};
 use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};

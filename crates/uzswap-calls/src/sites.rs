@@ -1,8 +1,8 @@
 //! Finds the `syscall` instructions of this process.
 //!
 //! The two bytes `0f 05` may be part of another instruction. So each pair is decoded from the
-//! beginning of its function, which the unwind tables give. It is a site only if an instruction
-//! begins there, and that instruction is `syscall`.
+//! beginning of its function, which the unwind tables give. The pair is a site only if an
+//! instruction begins there, and that instruction is `syscall`.
 
 mod unlisted;
 mod written;

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 /// The time that threads may take to stop.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// The time after which a thread that has not stopped gets the signal again. It may have held a
-/// lock that others need.
+/// The time after which a thread that has not stopped gets the signal again. At the first signal
+/// the thread may have held a lock that other threads need.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// The same turn as in [`STAYING`], in a word on which stopped threads wait.
@@ -97,7 +97,7 @@ const fn turn_of(word: u64) -> u32 {
 }
 
 /// The signal's handler calls this, if the signal has [`VALUE`], with the thread's stack pointer.
-/// It waits until the turn is over. Returns the call in which the thread waited, if that is known.
+/// Waits until the turn is over. Returns the call in which the thread waited, if that is known.
 /// Allocates nothing. The signal may arrive after the turn has ended.
 pub fn stay(stack: usize) -> Option<WaitedCall> {
     let turn = turn_of(STAYING.load(SeqCst));

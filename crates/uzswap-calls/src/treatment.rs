@@ -31,8 +31,8 @@ pub enum Buffer {
 /// The treatment of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Treatment {
-    /// The call uses no memory, or the kernel does not read that memory before the call ends. It is
-    /// not replaced.
+    /// The call uses no memory, or the kernel does not read that memory before the call ends. The
+    /// call is not replaced.
     Left,
     /// The kernel no longer has the call, or never had it.
     Absent,

@@ -398,8 +398,8 @@ unsafe fn without_our_threads(result: c_int, path: *const c_char, status: *mut s
 /// `PR_SET_SYSCALL_USER_DISPATCH`: our calls would become signals of the program's.
 const SET_DISPATCH: c_int = 59;
 
-/// Makes a system call by which the program may restrict its later ones (seccomp), and notes that
-/// first.
+/// Makes a system call by which the program may restrict its later calls (seccomp). Notes the
+/// restriction before the call.
 ///
 /// # Safety
 /// As of the call.

@@ -122,7 +122,7 @@ impl Budget {
         is_granted
     }
 
-    /// Charges as many of these pages as there is room for, and returns their number.
+    /// Charges up to `pages` pages, as far as there is room, and returns how many it has charged.
     pub(crate) fn charge_some(&self, pages: i64) -> i64 {
         let some = pages.min(self.room());
         if some > 0 && self.try_charge(some) { some } else { 0 }

@@ -11,8 +11,8 @@
 //! fork each page is in its region, or in the file as it was when it left its region. Threads that
 //! use the regions are not delayed. The child gets the content of one moment, as with any memory.
 //!
-//! The file has no name, so it is removed with the last process that maps it. It is not kept in
-//! memory: the kernel writes it to the disk as it sees fit.
+//! The file has no name, so it is removed with the last process that maps it. The file is not kept
+//! in memory: the kernel writes it to the disk when it wants to.
 
 use crate::core::Inner;
 use crate::core::space::Space;

@@ -158,8 +158,9 @@ impl Inner {
         self.stopping.store(is_stopping, Relaxed);
     }
 
-    /// Tells the budget the size of the cache, and the cache the limit of its pool. The limit is
-    /// the part of the budget that the pool may have, less the cache's memory beside the pool.
+    /// Tells the budget how large the cache is, and tells the cache the limit of its pool. The
+    /// limit is the part of the budget that the pool may have, less the cache's memory beside the
+    /// pool.
     pub(crate) fn account(&self) {
         if self.log.is_some() {
             return self.budget.set_cache_bytes(0, 0);

@@ -506,7 +506,7 @@ impl fmt::Display for Unread<'_> {
     }
 }
 
-/// An error by its number: the text would be allocated.
+/// Displays an error as its number, because the text of the error would be allocated.
 pub(crate) struct ErrorNumber<'a>(pub(crate) &'a io::Error);
 
 impl fmt::Display for ErrorNumber<'_> {

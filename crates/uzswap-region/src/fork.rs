@@ -68,7 +68,7 @@ extern "C" fn before() {
     if pagers.is_empty() {
         return;
     }
-    // A holder of `steady` may wait for faults, and faults for room that reclaim would make.
+    // A holder of `steady` may wait for a fault, and that fault for room that reclaim would make.
     pagers.iter().for_each(|pager| pager.budget.set_lifted(true));
     let steady = steady::unsteady();
     let copy = Copy::make(&pagers);

@@ -50,7 +50,8 @@ impl Pager {
         let blocked = Blocked::all();
         let limits = pager.inner().lift_limits();
         let inner = pager.inner().clone();
-        // A holder of `steady` may wait for faults, and faults for room that reclaim would make.
+        // A holder of `steady` may wait for a fault, and that fault for room that reclaim would
+        // make.
         inner.budget.set_lifted(true);
         let steady = steady::unsteady();
         // SAFETY: the guards are dropped before the pager that they borrow from: `end` does both,

@@ -69,7 +69,7 @@ struct Inner {
 /// The child's top, made before the fork.
 pub(crate) struct ForChild {
     file: File,
-    /// Granules that the parent wrote to this file, and to none of its own.
+    /// Granules that the parent wrote only to this file, not to one of its own files.
     written: Vec<Range<u64>>,
 }
 

@@ -300,7 +300,7 @@ impl Pager {
     }
 
     /// Names the program's only thread: while that thread brings a page in, no other thread can see
-    /// the page. `None` if there are other threads, or are about to be.
+    /// the page. `None` if there are other threads, or will soon be.
     pub fn set_only_thread(&self, thread: Option<i32>) {
         self.inner().door.set_only_thread(thread.unwrap_or(0));
     }

@@ -358,8 +358,8 @@ fn fork_while_threads_touch(means: Means) {
     });
 }
 
-/// The child checks each page, which has the noted version or is between it and the next. Then it
-/// writes all pages.
+/// The child checks each page, whose version is the noted one, the next one, or between the two.
+/// Then the child writes all pages.
 fn fork_and_check(pager: &Pager, memory: Memory, versions: &[AtomicU32]) -> ExitStatus {
     let still = pager.before_fork().unwrap();
     // SAFETY: the child runs the code below, and ends.

@@ -396,9 +396,9 @@ fn all_memory_that_the_kernel_counts_is_within_the_budget() {
     assert_passes("budget");
 }
 
-/// Bytes of this process in memory, without those of files: no budget counts the program's code.
-/// This does not read smaps: it walks the page tables, and would count pages twice that move during
-/// the walk.
+/// Bytes of this process in memory, without pages of files, since no budget counts the program's
+/// code. This does not read smaps: it walks the page tables, and would count pages twice that move
+/// during the walk.
 fn resident_bytes() -> usize {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let mut pages = text.split(' ').map(|pages| pages.parse::<usize>().unwrap()).skip(1);

@@ -54,8 +54,8 @@ impl Hierarchy {
         Group { version: self.version, path: self.root.clone() }
     }
 
-    /// The group of this process. It is the top group where this process cannot see its own, as in
-    /// a container that shows only the groups below.
+    /// The group of this process. Returns the top group where this process cannot see its own, as
+    /// in a container that shows only the groups below its own.
     pub fn own(&self) -> Group {
         self.of("self").unwrap_or_else(|| self.top())
     }

@@ -58,7 +58,7 @@ pub type Deliver = unsafe fn(&Action, c_int, *mut libc::siginfo_t, *mut libc::c_
 pub struct Stopped {
     /// The next instruction.
     pub instruction: usize,
-    /// Its stack.
+    /// The stack pointer.
     pub stack: usize,
     /// The result of a system call, if the instruction before is one; or the number of the call
     /// that is the next instruction.

@@ -109,7 +109,7 @@ mod tests {
         nest(&stacks, COUNT + 1, &mut places, &here);
         let on_ours: Vec<bool> = places.iter().map(|at| range.contains(at)).collect();
         // The first call runs on the caller's stack. The last call found no free stack, and runs on
-        // that of the call before it.
+        // the stack of the call before it.
         assert!(!on_ours[0] && on_ours[1..].iter().all(|is| *is));
         let numbers = places[1..=COUNT].iter().map(|at| (at - range.start) / BYTES);
         assert_eq!(numbers.collect::<std::collections::BTreeSet<_>>().len(), COUNT);

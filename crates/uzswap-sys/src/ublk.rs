@@ -149,7 +149,7 @@ struct Parameters {
 }
 const _: () = assert!(size_of::<Parameters>() == 64);
 
-/// `kinds`: the basic ones and those of discards.
+/// `kinds`: the basic parameters and those of discards.
 const BASIC_AND_DISCARD: u32 = 0b11;
 
 /// Parameters of a new device. It has one queue.

@@ -54,7 +54,7 @@ pub struct Uffd {
 pub enum Message {
     /// A thread waits for a page.
     Fault(Fault),
-    /// Nothing of interest, or another reader took it.
+    /// A message of no interest, or another reader took the message.
     Other,
     /// [`Uffd::stop`] was called.
     Stop,

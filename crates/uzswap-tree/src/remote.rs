@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Buckets of read times, by powers of two: as many as the engine has.
+/// The number of buckets of read times, by powers of two. The engine has the same number.
 pub const TIMES: usize = 27;
 const COUNTS: usize = 3 + TIMES;
 

@@ -34,8 +34,8 @@ pub struct Own {
     pub favour: u64,
     /// As of [`Other`].
     pub is_idle: bool,
-    /// CPUs of all: if no more processes work than there are CPUs, the working ones have equal
-    /// parts.
+    /// CPUs that all processes together may use. If no more processes than this work, those that
+    /// work have equal parts.
     pub cpus: u64,
 }
 

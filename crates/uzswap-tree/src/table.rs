@@ -321,8 +321,8 @@ impl Table {
         self.members().map(|member| member.used).sum::<u64>() + self.besides.load(Relaxed)
     }
 
-    /// Suspends a process, so that it leaves its memory to the others, or resumes it. It stays
-    /// suspended only while [`Self::set_taking_turns`] is called at least every
+    /// Suspends a process, so that it leaves its memory to the others, or resumes it. The process
+    /// stays suspended only while [`Self::set_taking_turns`] is called at least every
     /// [`crate::LOOKS_MAX`]. `false` if the process is not of the tree.
     pub fn suspend(&self, process: u32, is_suspended: bool) -> bool {
         let slot = self.slot_of(process);

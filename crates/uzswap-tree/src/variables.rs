@@ -29,8 +29,8 @@ pub fn variables_bytes() -> usize {
     }
 }
 
-/// For the C library's own data of the thread, and its reserve for libraries that are loaded late:
-/// some 5 KiB (glibc 2.36).
+/// Bytes for the C library's own data of the thread, and for its reserve for libraries that are
+/// loaded late. They need some 5 KiB (glibc 2.36).
 const OTHERS: usize = 16 << 10;
 
 unsafe extern "C" fn add(object: *mut dl_phdr_info, _: usize, sum: *mut c_void) -> c_int {

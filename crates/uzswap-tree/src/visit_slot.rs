@@ -76,7 +76,7 @@ impl VisitSlot {
         is_changed
     }
 
-    /// Asks by a visit that this thread has.
+    /// Asks for pages, by a visit that the calling thread has taken.
     pub(crate) fn ask(&self, taken: VisitWord) -> VisitWord {
         let asked = taken.with(VisitWord::ASKED, 0);
         self.word.store(asked.0, SeqCst);
@@ -95,7 +95,7 @@ impl VisitSlot {
     }
 
     /// Takes the visit for the calling thread, once the visits of other threads are over. `None` if
-    /// nothing happens to another thread's visit for so long.
+    /// another thread's visit stays unchanged for this time.
     pub(crate) fn await_free(&self, patience: Duration) -> Option<VisitWord> {
         let end = || clock() + patience.as_millis() as u64;
         let (mut seen, mut until) = (self.load(), end());

@@ -157,7 +157,7 @@ fn a_server_goes_on_in_half_of_its_memory_and_gets_it_back() {
 
 #[test]
 fn the_limit_of_a_program_that_waits_most_of_the_time_goes_up_again() {
-    // On version 1 the kernel may take minutes to set a limit below a program's memory. That
+    // On version 1 the kernel may take minutes to set a limit below a program's memory. The time
     // depends on the program's CPUs.
     if is_slow_and_skipped() {
         return;

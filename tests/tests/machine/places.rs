@@ -1,6 +1,6 @@
 //! The places where people run programs: a Jupyter notebook, the steps of the GitHub action, a
-//! container's seccomp profile, a Kubernetes deployment. The tests run as much of each as is
-//! possible without the place itself, by Python programs whose modules come from PyPI.
+//! container's seccomp profile, a Kubernetes deployment. The place itself is not there, so the
+//! tests run the parts that work without it, by Python programs whose modules come from PyPI.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

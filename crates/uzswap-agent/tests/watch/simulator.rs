@@ -16,7 +16,7 @@ const RECLAIMED: u64 = MIB;
 const MOVING: u64 = MIB;
 /// Memory shrinks to this part when it is compressed.
 const COMPRESSED: u64 = 3;
-/// No history is longer, in milliseconds.
+/// The longest history, in milliseconds.
 const END: u64 = 60_000;
 /// Looks of 100 ms, during which all may exceed their allowance: while calls are looked for, while
 /// a process is taken over, and while pages leave.
@@ -444,7 +444,7 @@ impl World {
     }
 }
 
-/// No process of them ends with a message, and none waits for ever.
+/// None of the processes ends with a message, and none waits for ever.
 #[test]
 fn processes_that_need_more_than_the_budget_all_go_on() {
     for seed in 0..100 {

@@ -187,8 +187,8 @@ impl Space {
         (UNIT - page % UNIT) as usize + more * UNIT as usize
     }
 
-    /// The keys of the units of a page's block, of a window. `None` if the page has no word of its
-    /// own.
+    /// The first key of each unit in a page's block, in a window. `None` if the page has no word of
+    /// its own.
     pub(crate) fn units(&self, page: u32) -> Option<[Option<u32>; UNITS]> {
         let keys = self.words.keys(page)?;
         Some(keys.map(|keys| keys.load(Relaxed).checked_sub(1)))

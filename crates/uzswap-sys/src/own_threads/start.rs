@@ -31,9 +31,9 @@ const DOUBLINGS: u32 = 6;
 /// A stack, and the thread that uses it.
 #[derive(Debug)]
 struct PooledStack {
-    /// The process that uses it, in the form of [`of_process`], or [`FREE`].
+    /// The process that uses the stack, in the form of [`of_process`], or [`FREE`].
     user: AtomicU64,
-    /// Its start, above its guard page.
+    /// The stack's start, above its guard page.
     start: AtomicUsize,
     /// 0 before a stack is mapped.
     bytes: AtomicUsize,

@@ -187,7 +187,8 @@ impl Queue {
             Ok(Some(Io { tag, buffer, operation: Operation::Unknown, offset: 0, bytes: 0 }))
         };
         Ok(Self {
-            // A command for every tag, and the bell: a push always finds space.
+            // The ring has space for a command of every tag and for the bell, so a push always
+            // succeeds.
             ring: IoUring::builder().setup_coop_taskrun().build(u32::from(depth) * 2)?,
             device,
             descriptors: None,
