@@ -173,8 +173,8 @@ fn report(tree: &Tree, name: &str, left: &[u64; Stays::ALL.len()]) {
     }
 }
 
-/// The reason, by the kernel's description, not to adopt an anonymous private mapping, if there is
-/// one.
+/// The reason why an anonymous private mapping is not adopted, if its description by the kernel has
+/// such a reason.
 fn stays(one: &Described<'_>) -> Option<Stays> {
     const BY_FLAG: [(&str, Stays); 16] = [
         ("wf", Stays::NotInherited),
@@ -249,7 +249,7 @@ pub fn adopt_all(
     layout
 }
 
-/// True if a mapping is private memory of no file that the program has requested.
+/// True if a mapping is private memory that the program has requested, and has no file.
 fn is_plain(one: &Described<'_>) -> bool {
     let name = one.mapped.name;
     let is_unnamed = name.is_empty() || name.starts_with("[anon:") || name == "[heap]";

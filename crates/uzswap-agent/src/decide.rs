@@ -58,9 +58,10 @@ pub enum Observation {
 pub struct Unmanaged {
     /// A thread that asks for memory waits for the take-over.
     pub is_wanted: bool,
-    /// It cannot be taken over.
+    /// True if the program cannot be taken over.
     pub is_refused: bool,
-    /// True if its accesses are recorded. Its allowance is then for pages alone, and constant.
+    /// True if the program's accesses are recorded. The program's allowance is then constant, and
+    /// for pages alone.
     pub is_recorded: bool,
     /// Its memory, and the memory that it may have, bytes.
     pub used: u64,

@@ -1,4 +1,4 @@
-//! Forks: the fork itself gives the child a copy of everything, pool and index too.
+//! Forks. The fork itself gives the child a copy of everything, also of pool and index.
 //!
 //! Our threads stand still only during the system call, which is a replaced instruction. Before and
 //! after the call the C library and the program's handlers (`pthread_atfork`) use memory, take

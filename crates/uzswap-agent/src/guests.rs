@@ -13,11 +13,11 @@ use uzswap_region::Pager;
 use uzswap_sys::map::PAGE_BYTES;
 use uzswap_tree::{Guest, Tree, VISIT_BYTES_MAX, clock};
 
-/// Guests at a time. More than these stay in line.
+/// Guests that are served at a time. Further guests stay in line.
 const GUESTS: usize = 64;
 /// The pages of a visit.
 const PAGES: usize = VISIT_BYTES_MAX as usize / PAGE_BYTES;
-/// All visits together may pin this part of the budget; a page at least.
+/// All visits together may pin this part of the budget, but at least a page.
 const PART: u64 = 8;
 /// Pages for which room is made at a time.
 const STEP: usize = 32;

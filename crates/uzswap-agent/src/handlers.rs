@@ -480,10 +480,10 @@ unsafe extern "C" fn go(plan: *const Plan) -> ! {
     )
 }
 
-/// Continues an interrupted thread, by the kernel's frame or a copy of it.
+/// Continues an interrupted thread from the kernel's frame, or from a copy of that frame.
 ///
 /// # Safety
-/// As said.
+/// `context` is such a frame, or a copy.
 #[unsafe(naked)]
 unsafe extern "C" fn go_back(context: *mut UserContext) -> ! {
     naked_asm!(

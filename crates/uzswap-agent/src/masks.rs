@@ -1,5 +1,5 @@
 //! Calls that block signals while they run, or wait for signals. Our signals stay unblocked, and no
-//! such call takes them.
+//! call that waits for signals gets ours.
 
 use crate::pins::{Pins, make, make_once, peek, pin_touched};
 use crate::signals::OURS;

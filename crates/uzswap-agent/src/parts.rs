@@ -221,7 +221,7 @@ fn arguments(file: u64, copy: &Range<usize>, bytes: usize) -> [u64; 6] {
 fn messages(agent: &Agent, call: &Call) -> i64 {
     const BYTES: u64 = size_of::<libc::mmsghdr>() as u64;
     let [file, all, count, flags, time, _] = call.arguments;
-    // The kernel sends no more messages by one call.
+    // By one call the kernel sends at most `BUFFERS_MAX` messages.
     let is_sent = call.number as c_long == libc::SYS_sendmmsg;
     let count = u64::from(count as u32).min(if is_sent { BUFFERS_MAX } else { u64::MAX });
     let mut done = 0;

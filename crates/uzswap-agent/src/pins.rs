@@ -316,7 +316,7 @@ pub fn pin_message(pins: &mut Pins<'_>, at: u64) {
     }
 }
 
-/// Pins the memory that arguments refer to. Returns true if any is adopted.
+/// Pins the memory that arguments refer to. Returns true if any of that memory is adopted.
 pub fn pin_touched(pins: &mut Pins<'_>, call: &Call, arguments: &[usize]) -> bool {
     let mut any = false;
     for at in arguments {

@@ -127,7 +127,7 @@ pub fn fork(agent: &Agent, call: &mut Call) -> Outcome {
 }
 
 /// Makes a child with memory of its own. If the child is to have another stack, it switches to that
-/// stack when it leaves our code. Until then it runs on its copy of this stack.
+/// stack when it leaves our code. Until then it runs on its copy of the calling thread's stack.
 fn make_child(agent: &Agent, call: &mut Call, arguments: [u64; 6], stack: u64) -> Outcome {
     let Ok(still) = forking::before(agent) else { return refuse(call, libc::ENOMEM) };
     // SAFETY: the child has this stack, as a copy.
@@ -242,7 +242,7 @@ pub fn clone3(agent: &Agent, call: &mut Call) -> Outcome {
     drop(pins);
     sharing::before_clone(agent, arguments.flags);
     expect_thread(agent, arguments.flags);
-    // The arguments must be present, and a child could not unpin them.
+    // The arguments must be present. They are not pinned, because a child could not unpin them.
     layout::give_back(agent, at, bytes);
     for (at, bytes) in [
         (arguments.pidfd, 4),

@@ -73,7 +73,8 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
     }
 }
 
-/// Asks the watching thread to take the program over. `false` if it is too late.
+/// Asks the watching thread to take the program over. `false` unless the program is `Watched`, or
+/// `TakingOver` already.
 pub fn want_take_over() -> bool {
     TAKING_UNTIL.store(clock() + decide::PATIENCE.as_millis() as u64, Relaxed);
     stage::change(Stage::Watched, Stage::TakingOver) || stage::now() == Stage::TakingOver

@@ -100,7 +100,8 @@ pub fn leave(agent: &Agent, reason: &str) {
     alone::end_watching();
     let _inside = crate::inside();
     if !was_left {
-        // The threads give memory back as they end, for which they take the layout's lock.
+        // The threads give memory back as they end, and take the layout's lock for this. So they
+        // end before we take it.
         agent.pager.stop_threads();
     }
     let _layout = layout::lock();

@@ -68,7 +68,7 @@ pub fn find_thread(ours: &[i32]) -> Option<Sharer> {
     looker::apart(|| thread(ours).or_else(|| apart(ours, me)))
 }
 
-/// Its kind and number, and the reason.
+/// The kind and number of a thread or a child, and the reason.
 pub type Sharer = (&'static str, i32, &'static str);
 
 const VARIABLES: &str = "the variables of another thread";

@@ -86,7 +86,8 @@ impl Drop for Stack {
 thread_local! {
     /// The signal stack that the program has set for this thread.
     static PROGRAMS: Cell<libc::stack_t> = const { Cell::new(NONE) };
-    /// True if the kernel took [`UNSET`] for the present stack: none was set in a first thread.
+    /// True if the kernel accepted [`UNSET`] as the present stack: so this is a program's first
+    /// thread, which has set none.
     static IS_UNSET: Cell<bool> = const { Cell::new(false) };
     static OURS: RefCell<Option<Kernels>> = const { RefCell::new(None) };
     /// The addresses of our signal stack.

@@ -179,7 +179,8 @@ impl Drop for PinTable {
 pub struct Use {
     pins: *const Pins,
     id: u64,
-    /// For a thread without a table, or with a full one: only this value knows these pins.
+    /// The pins of a thread without a table, or with a full one. No table has them, so only this
+    /// value can unpin them.
     own: Vec<Range<usize>>,
     mapping: (usize, usize),
     reserved: u64,

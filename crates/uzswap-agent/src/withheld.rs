@@ -50,7 +50,7 @@ static WITHHELD: Mutex<Withheld> =
 
 /// True once any memory was withheld, in this process or in an ancestor from which it was forked.
 static IS_USED: AtomicBool = AtomicBool::new(false);
-/// True if the kernel may no longer permit the execution of memory that has lost it.
+/// True if memory that has lost its permission to execute might not get it back from the kernel.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 /// Takes the lock, as a fork also does. The caller blocks all signals.
@@ -170,7 +170,7 @@ pub fn withhold(range: Range<usize>) {
     IS_USED.store(true, Relaxed);
     match set_access(&range, PROT_READ | PROT_WRITE) {
         true => withheld.add(range),
-        // A part of the range may have lost its execution.
+        // A part of the range may have lost its permission to execute.
         false => _ = permit(&range),
     }
 }

@@ -77,7 +77,7 @@ pub fn on_fetch(address: usize) -> OnFetch {
     }
 }
 
-/// Leaves the program alone. Runs like a handler of the program's; the code runs after it.
+/// Leaves the program alone. Runs like a handler of the program's, before the generated code runs.
 extern "C" fn leave(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
     stacks::for_call(|| {
         AGENT.get().into_iter().for_each(|agent| seccomp::leave(agent, REASON));

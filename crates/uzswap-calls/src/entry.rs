@@ -223,7 +223,8 @@ pub(crate) unsafe extern "C" fn entry() {
         ".cfi_def_cfa_register rbp",
         "pushfq",
         "cld",
-        // struct Frame, from its end: a handler is shown the program's registers.
+        // Pushes struct Frame, the last field first. From it a handler is shown the program's
+        // registers.
         "push r12",
         "push r13",
         "push r14",
@@ -236,7 +237,7 @@ pub(crate) unsafe extern "C" fn entry() {
         "push rdx",
         "push rsi",
         "push rdi",
-        // struct Call, from its end: result, arguments, number.
+        // Pushes struct Call, the last field first: result, arguments, number.
         "mov eax, eax",
         "push {not_made}",
         "push r9",

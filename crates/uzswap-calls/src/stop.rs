@@ -25,12 +25,12 @@ const AGAIN: Duration = Duration::from_millis(10);
 
 /// The same turn as in [`STAYING`], in a word on which stopped threads wait.
 static TURN: AtomicU32 = AtomicU32::new(0);
-/// The stopped threads of this turn: 16 bits of the turn, odd while threads must stop, and 48 of
-/// the address of the [`Node`] that came last.
+/// The stopped threads of this turn: 16 bits are the turn's number, odd while threads must stop; 48
+/// are the address of the [`Node`] that came last.
 static STAYING: AtomicU64 = AtomicU64::new(0);
 const ADDRESS_BITS: u32 = 48;
 
-/// The signal's value, by which its handler recognises it.
+/// The value that is sent with the signal, by which its handler recognises our signal.
 pub const VALUE: usize = 0x757a_7377_6170;
 
 /// A stopped thread.

@@ -12,8 +12,8 @@ use uzswap_tree::front::{Front, QUEUED_LEAST};
 /// At the start the C library does not take larger blocks from its heap.
 pub const LARGE: usize = 128 << 10;
 
-/// Consecutive measurements that a small heap may save. The heap may be small because it cannot
-/// grow, and memory comes from elsewhere.
+/// Consecutive measurements that may be omitted because the heap is small. The heap may also be
+/// small because it cannot grow and memory comes from elsewhere.
 const LEFT_OUT_MAX: u32 = 3;
 
 /// The end of the heap at the start.

@@ -137,8 +137,8 @@ impl Inner {
 
     /// Reclaim by a thread that finds no room, which on a busy machine gets the CPU before the
     /// reclaim threads do. The thread has made a page `Busy` that is neither in the region nor
-    /// staged. No thread that it needs waits for that page. `false` if it won no room and should
-    /// wait.
+    /// staged. No thread that it needs waits for that page. `false` if the thread gained no room
+    /// and should wait.
     pub(crate) fn reclaim_here(&self) -> bool {
         if self.budget.is_suspended() {
             return false;

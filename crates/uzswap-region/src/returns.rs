@@ -38,7 +38,7 @@ impl Returns {
         }
     }
 
-    /// The word of a page that leaves now, and had the word `was` in its frame. A page that came in
+    /// The word of a page that leaves now. In its frame it had the word `was`. A page that came in
     /// beside another was not judged, so the order learns nothing from it.
     pub(crate) fn departs(&self, was: Word) -> Word {
         if !was.has(Word::USED) {

@@ -294,7 +294,8 @@ fn set_alternate_stack(size: usize) {
 
 /// A handler of the program's that runs on an alternate stack and touches a region.
 fn small_alternate_stack() {
-    // For the frames of its own signal and of a fault, and the stack of both handlers.
+    // Room for the frames of the program's signal and of a fault, and for the stack of both
+    // handlers.
     let size = 2 * signal_frame() + 4096;
     let (_pager, values) = on_a_backing();
     VALUES.store(&raw const values as usize, SeqCst);

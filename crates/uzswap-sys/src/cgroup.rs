@@ -183,8 +183,8 @@ impl Group {
         fs::write(self.path.join("memory.max"), most.to_string())
     }
 
-    /// Keeps the kernel's zswap from taking the group's pages; `false` where a group has no such
-    /// switch (version 1; before 5.19).
+    /// Keeps the kernel's zswap from taking the group's pages. `false` where a group has no such
+    /// switch: version 1, and Linux before 5.19.
     pub fn refuse_zswap(&self) -> bool {
         self.version == Version::V2 && fs::write(self.path.join("memory.zswap.max"), "0").is_ok()
     }

@@ -78,9 +78,9 @@ impl Stacks {
     }
 }
 
-/// Bytes above its return address that a function may read: its arguments on the stack, or their
-/// places. A function that is reached by a tail call may read these bytes, too: the C library's
-/// `syscall` reads a seventh argument, passed or not.
+/// Bytes above its return address that a function may read. There are its arguments on the stack,
+/// or there is room for them. A function that is reached by a tail call may read these bytes, too:
+/// the C library's `syscall` reads a seventh argument, passed or not.
 const ARGUMENTS: usize = 64;
 
 extern "C" fn call<F: FnMut()>(work: *mut c_void) {

@@ -31,10 +31,10 @@ const CONTROL: &str = "/dev/ublk-control";
 /// Bytes of a sector, the unit of the interface.
 const SECTOR_BYTES: u64 = 512;
 
-/// Device flags. The first: another server may take over from a dead one. The second: the kernel
-/// sends the requests that the dead server had taken again, to the new server, instead of failing
-/// them. The third, since 6.13: requests that arrive without a server fail too, instead of waiting
-/// for the next server.
+/// Device flags. By the first, another server may take the device over from a dead one. By the
+/// second, the kernel does not fail the requests that the dead server had taken, but sends them
+/// again, to the new server. By the third (since 6.13), requests that arrive while there is no
+/// server fail, too, and do not wait for the next server.
 const USER_RECOVERY: u64 = 1 << 3;
 const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;

@@ -18,9 +18,9 @@ impl Tree {
         self.table.ceiling.load(Relaxed) > 0
     }
 
-    /// Reports this process's memory, shared pages in full, and the memory of a child that it is
-    /// about to make. Returns the bytes that this process may have under the ceiling, without that
-    /// child.
+    /// Reports this process's memory, in which shared pages count in full, and the memory of a
+    /// child that the process is about to make. Returns the bytes that this process may have under
+    /// the ceiling, without that child.
     pub fn whole_allowance(&self, whole: u64, child: u64) -> u64 {
         let Some(ceiling) = Some(self.table.ceiling.load(Relaxed)).filter(|bytes| *bytes > 0)
         else {

@@ -27,7 +27,7 @@ pub const STACK: usize = 256 << 10;
 pub const PLACE: usize = 0x4f00_0000_0000;
 /// See [`PLACE`].
 pub const PLACE_UNIT: usize = 64 << 10;
-/// See [`PLACE`]: up to 2^44 + 2^46.
+/// See [`PLACE`]. The stacks are below 2^44 + 2^46.
 pub const PLACE_UNITS: usize = (0x5000_0000_0000 - PLACE) / PLACE_UNIT;
 
 /// A process with less memory does not wait for its turn.

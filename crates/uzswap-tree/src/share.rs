@@ -65,8 +65,8 @@ pub struct Allowance {
 /// The shares are equal if no process is favoured. Otherwise each process keeps a part of an equal
 /// share, which is smaller the greater the favour. The first process gets as much of the rest as it
 /// uses, then the next process, and so on. If no more processes work than there are CPUs, the
-/// working ones share equally the memory that the idle ones leave. If we slowed a working process
-/// down then, a CPU would be idle.
+/// working ones share equally the memory that the idle ones leave. In that case a CPU would be idle
+/// if we slowed a working process down.
 pub fn share(total: u64, own: Own, others: &[Other]) -> Allowance {
     let given = share_beside(total, own, others);
     let (left_alone, kept_small): (Vec<_>, Vec<_>) =
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(soon(10, &[Other { is_left_alone: true, ..works }; 4]), 600);
     }
 
-    /// The parts of processes, given in rank order by their use and their least.
+    /// The parts of processes. `all` has the use and the least of each process, in rank order.
     fn parts(total: u64, favour: u64, all: &[(u64, u64)]) -> Vec<u64> {
         let other = |(at, (used, least)): (usize, &(u64, u64)), of: usize| {
             (at != of).then_some(Other { used: *used, least: *least, is_before: at < of, ..OTHER })

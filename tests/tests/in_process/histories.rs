@@ -66,8 +66,8 @@ fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
 /// Histories of `./check` and of `./check --full`, the same on each machine.
 const COUNTS: [u64; 2] = [6, 60];
 
-/// Runs the history of a seed and prints each difference. `None` if there is a difference; true if
-/// pages left.
+/// Runs the history of a seed and prints each difference. Returns `None` if there is a difference,
+/// otherwise true if pages left.
 fn check(rig: &Rig, seed: u64) -> Option<bool> {
     let history = generate::history(seed);
     let (differences, has_left) = try_both(rig, &history);

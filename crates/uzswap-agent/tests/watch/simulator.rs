@@ -64,7 +64,8 @@ struct Process {
     /// The millisecond in which the process is killed, whatever it does.
     dies: u64,
     is: Is,
-    /// Memory that the program has written; then `goal`, the memory with which it ends.
+    /// Memory that the program has written. `goal`, the next field, is the memory with which the
+    /// program ends.
     data: u64,
     goal: u64,
     /// Bytes that the program writes in a millisecond.
