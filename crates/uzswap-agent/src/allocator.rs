@@ -194,7 +194,8 @@ fn layout(bytes: usize, alignment: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(alignment.max(HEADER))?, alignment).ok()
 }
 
-/// A block with its length before it, as C code has them.
+/// Takes a block, and writes its length before it, since C code gives no length with a block that
+/// it frees.
 fn take(bytes: usize, alignment: usize, is_zero: bool) -> *mut c_void {
     let Some(layout) = layout(bytes, alignment) else { return ptr::null_mut() };
     // SAFETY: the layout has at least the header's size; the header is within the block, and

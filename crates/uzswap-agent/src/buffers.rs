@@ -11,7 +11,7 @@ use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::map::PAGE_BYTES;
 
-/// Makes a call with its buffers pinned, long ones up to the limit.
+/// Makes a call with its buffers pinned. Of long buffers it pins as much as the limit allows.
 pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
     layout::await_complete();
     let _shown = own_files::show_to_list(agent, call);

@@ -155,8 +155,8 @@ pub fn enter(next: Stage) {
     while !change(now(), next) {}
 }
 
-/// Gives up a program that has not been taken over. `false` if the program was given up before, or
-/// if it is too late.
+/// Gives up a program that has not been taken over. `false` if the program was given up or taken
+/// over before.
 pub fn refuse() -> bool {
     change(Watched, Refused) || change(TakingOver, Refused)
 }

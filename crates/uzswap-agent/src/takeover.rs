@@ -40,8 +40,8 @@ fn stay(thread: &mut Stopped) -> bool {
         return false;
     }
     if crate::is_inside() {
-        // This thread may have a lock that other threads need before they can stop. It will be
-        // asked again.
+        // This thread may have a lock that other threads need before they can stop. The thread will
+        // be asked again.
         return true;
     }
     stacks::prepare(&thread.signal_stack);

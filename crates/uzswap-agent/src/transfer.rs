@@ -71,7 +71,7 @@ fn move_parts(agent: &Agent, call: &mut Call, (bytes, all): (u64, u64)) {
             && agent.pager.has_adopted(buffer)
             && moves_nothing_by_error(call)
         {
-            // Another thread has changed the mapping, or a handler has given the pages back.
+            // Another thread has changed the mapping, or a handler has unpinned the pages.
             tries += 1;
             continue;
         }

@@ -60,7 +60,7 @@ pub enum Number {
     /// `eax` has the number already, or gets it from another register. The instruction before the
     /// `syscall` has the same effect at any address.
     Before {
-        /// Its length, at most that of a `mov`, five.
+        /// The instruction's length, at most five, the length of a `mov`.
         bytes: usize,
         /// The address of space for a long jump, if the instruction is shorter than a long jump.
         room: Option<usize>,
@@ -539,7 +539,8 @@ mod tests {
 
     #[test]
     fn code_without_tables_is_known_by_the_check_of_its_answer() {
-        // cmp rax, -4095; the same behind mov r12, rax; behind three other instructions.
+        // `cmp rax, -4095` alone, then the same behind `mov r12, rax`, then behind three other
+        // instructions.
         let check = [0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff, 0x90];
         let kept = [&[0x49, 0x89, 0xc4][..], &check].concat();
         let far = [&[0x90; 3][..], &check].concat();

@@ -12,8 +12,8 @@ pub enum Buffer {
     /// One byte for each page of a range, at the first argument; the second is the range's length
     /// in bytes.
     Pages(usize, usize),
-    /// A number of eight bytes at the first argument, and more bytes behind it; the second counts
-    /// these.
+    /// A number of eight bytes at the first argument, and more bytes behind that number. The second
+    /// argument is the number of those further bytes.
     Typed(usize, usize),
     /// That many bytes.
     Fixed(usize, u64),

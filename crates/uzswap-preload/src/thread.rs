@@ -125,8 +125,8 @@ impl GuardedStack {
     }
 
     fn unmap(self) {
-        // SAFETY: the stack is one mapping, and no thread runs on it any more. An error would leave
-        // it as it is.
+        // SAFETY: the stack is one mapping, and no thread runs on it any more. After an error the
+        // stack would stay mapped.
         let _ = unsafe { mm::munmap(self.start, self.bytes) };
     }
 }

@@ -190,8 +190,8 @@ impl Staging {
         batch.present.fetch_or(1 << (frame % BATCH), Release);
     }
 
-    /// Notes that a page has left its frame, whose memory still exists. If its region is being
-    /// unmapped, the batch may have other pages by now, and nothing changes.
+    /// Notes that a page has left its frame. The frame's memory still exists. If the page's region
+    /// is being unmapped, the batch may have other pages by now, and nothing changes.
     pub(crate) fn disown(&self, frame: usize, page: (u32, u32)) {
         let owner = &self.batches[frame / BATCH].owners[frame % BATCH];
         let _ = owner.compare_exchange(owner_of(page), NOBODY, AcqRel, Relaxed);

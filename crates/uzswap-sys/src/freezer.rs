@@ -36,8 +36,8 @@ impl Freezer {
         listed(&self.path)
     }
 
-    /// Suspends a process. Errors: `NotFound` when it is gone, `InvalidInput` when it is in a group
-    /// of its own choice.
+    /// Suspends a process. Errors: `NotFound` if the process has ended, `InvalidInput` if the
+    /// process is in a group of its own choice.
     pub fn suspend(&self, pid: i32) -> io::Result<()> {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         if own_path(&groups, Version::V2) != Some(&self.home_name) {

@@ -171,7 +171,8 @@ impl Mapping {
     /// Asks the kernel to swap out whole pages, beginning at `offset`, while there is swap. Writes
     /// to the swap device may still be under way when this returns.
     ///
-    /// Errors: `EINVAL` before Linux 5.4 and for a range that is not of whole pages inside.
+    /// Errors: `EINVAL` before Linux 5.4, and for a range that does not consist of whole pages of
+    /// the mapping.
     pub fn page_out(&self, offset: usize, bytes: usize) -> io::Result<()> {
         calls::page_out(self.part(offset, bytes)?, bytes)
     }

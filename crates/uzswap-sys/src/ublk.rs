@@ -440,7 +440,7 @@ impl Control {
         self.ask(Command::DelDev, id, &mut (), [0; 2])
     }
 
-    /// Describes a device. Errors: ENODEV where there is none.
+    /// Describes a device. Errors: ENODEV if no device has this number.
     pub fn find(&mut self, id: u32) -> io::Result<ExistingDevice> {
         let mut info = DeviceInfo::default();
         self.ask(Command::GetDevInfo, id, &mut info, [0; 2])?;
