@@ -43,7 +43,7 @@ struct word {
 struct slot {
     char *at;
     long pages;
-    /* True if children share it. */
+    /* True if children share the memory. */
     int is_shared;
 };
 extern struct slot slots[SLOTS];

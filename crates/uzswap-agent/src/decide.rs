@@ -63,7 +63,7 @@ pub struct Unmanaged {
     /// True if the program's accesses are recorded. The program's allowance is then constant, and
     /// for pages alone.
     pub is_recorded: bool,
-    /// Its memory, and the memory that it may have, bytes.
+    /// The program's memory, and the memory that it may have, bytes.
     pub used: u64,
     pub allowance: u64,
 }
@@ -78,20 +78,20 @@ pub struct Managed {
     /// Consecutive earlier looks that found a starved thread and no donor.
     pub hopeless: u32,
     pub is_suspended: bool,
-    /// Its faults are not served at present.
+    /// True while the program's faults are not served, so that it runs more slowly.
     pub is_slowed: bool,
-    /// Another process reads all of its memory, which must stay.
+    /// True while another process reads all of the program's memory, which must stay.
     pub is_read: bool,
     /// As in [`Unmanaged`].
     pub is_recorded: bool,
-    /// In bytes: the memory that it may have, the part that it keeps while it is idle, and the
-    /// memory that other processes count as well.
+    /// In bytes: the memory that the program may have, the part that it keeps while it is idle, and
+    /// the shared memory that other processes count as well.
     pub allowance: u64,
     pub kept_idle: u64,
     pub shared: u64,
     /// The part of [`Self::allowance`] until the next look, bytes.
     pub soon: u64,
-    /// The memory that it may have with shared memory in full, bytes.
+    /// The memory that the program may have, if shared memory counts in full, bytes.
     pub whole_most: u64,
     /// Memory besides the pager's, bytes.
     pub besides: u64,

@@ -202,7 +202,7 @@ impl Staging {
         self.batches[frame / BATCH].present.fetch_and(!(1 << (frame % BATCH)), Release);
     }
 
-    /// Frames of a batch that the caller has, to copy pages to.
+    /// Frames of a batch, into which the caller copies pages. The caller has the batch.
     #[expect(clippy::mut_from_ref, reason = "only one thread has a batch in hand")]
     pub(crate) fn frames_mut(&self, frame: usize, count: usize) -> &mut [Page] {
         assert!(frame + count <= self.batches.len() * BATCH);

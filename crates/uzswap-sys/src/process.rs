@@ -61,8 +61,8 @@ pub fn keep_from_inheriting(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?)
 }
 
-/// Takes a descriptor that this program was started with, by its number, which is closed
-/// afterwards. Fails if there is none.
+/// Takes over a descriptor with which this program was started, by its number. The descriptor with
+/// that number is closed afterwards. Fails if there is none.
 pub fn take_inherited(number: i32) -> io::Result<OwnedFd> {
     let fd = inherited(number)?;
     // SAFETY: a number; the program that started this one left it open only for this call.
