@@ -31,7 +31,7 @@ const INSTRUCTIONS_MAX: usize = 4096;
 /// The kernel's `sock_fprog`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Program {
+struct FilterProgram {
     instructions: u16,
     rest: [u16; 3],
     first: u64,
@@ -134,8 +134,8 @@ fn permit_execution() {
 /// Leaves the program alone if a filter forbids a call that is needed here.
 fn look(agent: &Agent, program: u64, is_for_all: bool) {
     let mut pins = Pins::new(agent);
-    pins.pin(program, size_of::<Program>() as u64);
-    let Some(program) = peek::<Program>(program) else { return };
+    pins.pin(program, size_of::<FilterProgram>() as u64);
+    let Some(program) = peek::<FilterProgram>(program) else { return };
     let count = usize::from(program.instructions).min(INSTRUCTIONS_MAX);
     let bytes = count * size_of::<Instruction>();
     pins.pin(program.first, bytes as u64);

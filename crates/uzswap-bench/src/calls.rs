@@ -37,7 +37,7 @@ pub struct MakeArguments {
 
 /// Times of a call, ns, for each kind in [`KINDS`].
 #[derive(Debug, Serialize, Deserialize)]
-struct Made {
+struct CallTimes {
     ns: Vec<f64>,
 }
 
@@ -57,7 +57,7 @@ enum How {
 }
 
 /// A way to run a command.
-struct Way {
+struct Runner {
     how: How,
 }
 
@@ -67,7 +67,7 @@ const SCRIPTS: [(&str, usize, &str); 2] = [
     ("tar of /usr/share/doc", 20, "tar cf - /usr/share/doc | cat > /dev/null"),
 ];
 
-impl Candidate for Way {
+impl Candidate for Runner {
     fn name(&self) -> String {
         match self.how {
             How::Alone => "alone".into(),
@@ -91,8 +91,8 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
     let calls = arguments.calls.unwrap_or(bench.pick(10_000, 500_000, 2_000_000));
     let calls = calls.next_multiple_of(PARTS);
     let rounds = bench.rounds(5, 15);
-    let ways = |hows: &[How]| hows.iter().map(|how| Way { how: *how }).collect();
-    let made: Vec<Way> = ways(&[How::Alone, How::Spare, How::TakenOver]);
+    let ways = |hows: &[How]| hows.iter().map(|how| Runner { how: *how }).collect();
+    let made: Vec<Runner> = ways(&[How::Alone, How::Spare, How::TakenOver]);
     let own = std::env::current_exe().context("the path of this program")?;
     let turns = bench.take_turns(&made, rounds, |way| {
         let (memory, mib) = match way.how {
@@ -106,7 +106,7 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
             format!("--mib={mib}"),
         ];
         let (_, stdout) = measure(bench, way.how, memory, &command)?;
-        serde_json::from_str::<Made>(&stdout).context("the program's output")
+        serde_json::from_str::<CallTimes>(&stdout).context("the program's output")
     })?;
     let mut section = Section::new("calls", "System calls, and programs with memory to spare")
         .text(format!(
@@ -119,7 +119,7 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
     let starts = bench.pick(5, 300, 1500);
     let command = [own.display().to_string(), "make-starts".into(), format!("--starts={starts}")];
     let (_, stdout) = measure(bench, How::Spare, 8 << 30, &command)?;
-    let made: Vec<starts::Made> = serde_json::from_str(&stdout).context("the program's output")?;
+    let made: Vec<starts::StartTimes> = serde_json::from_str(&stdout).context("the program's output")?;
     section = section
         .text(format!("Programs, each started {starts} times in each way, in turns; medians."))
         .table(starts::table(&made))
@@ -128,7 +128,7 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
     for (name, times, once) in SCRIPTS {
         let times = bench.pick(times / 20, times, times);
         let name = format!("{name}, {times} times");
-        let ways: Vec<Way> = ways(&[How::Alone, How::Spare]);
+        let ways: Vec<Runner> = ways(&[How::Alone, How::Spare]);
         let script = format!("for i in $(seq {times}); do {once}; done");
         let command = ["sh".into(), "-c".into(), script];
         let turns = bench.take_turns(&ways, rounds, |way| {
@@ -166,7 +166,7 @@ fn measure(
     Ok((measured.seconds, measured.stdout))
 }
 
-fn of_calls(turns: &[Turns<Made>]) -> Table {
+fn of_calls(turns: &[Turns<CallTimes>]) -> Table {
     let rows = turns.iter().map(|own| {
         own.row(|own| {
             let cell = |kind: usize| {
@@ -180,7 +180,7 @@ fn of_calls(turns: &[Turns<Made>]) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// The measured program: makes calls, and prints a [`Made`] as JSON.
+/// The measured program: makes calls, and prints a [`CallTimes`] as JSON.
 pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
     let memory = vec![1u8; arguments.mib << 20];
     if arguments.mib > 1 {
@@ -198,7 +198,7 @@ pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
         time(arguments.calls, || null.write(&[1]).map(drop))?,
     ];
     black_box(&memory);
-    println!("{}", serde_json::to_string(&Made { ns }).context("the times")?);
+    println!("{}", serde_json::to_string(&CallTimes { ns }).context("the times")?);
     Ok(())
 }
 

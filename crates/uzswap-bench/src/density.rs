@@ -44,7 +44,7 @@ const LOADS: usize = 5000;
 /// Pages stored between two calls of `maintain`, as often as the daemon's thread runs.
 const BATCH_PAGES: usize = 64;
 
-enum Holder {
+enum PageHolder {
     Zram(Peer),
     Zswap(Peer),
     Ours(String),
@@ -54,7 +54,7 @@ enum Holder {
     Recompressed(String),
 }
 
-impl Candidate for Holder {
+impl Candidate for PageHolder {
     fn name(&self) -> String {
         match self {
             Self::Zram(peer) | Self::Zswap(peer) => peer.name(),
@@ -79,7 +79,7 @@ struct Pages<'a> {
     file: &'a Path,
 }
 
-impl Holder {
+impl PageHolder {
     fn measure(&self, bench: &Bench, given: &Pages<'_>) -> Result<Occupancy, Failure> {
         match self {
             Self::Zram(Peer::Zram { compressor }) => zram(compressor, given.pages),
@@ -217,15 +217,18 @@ struct OnCorpus {
 
 pub fn run(bench: &Bench, arguments: &DensityArguments) -> Result<Section, Failure> {
     let mut holders = vec![
-        Holder::Zram(Peer::Zram { compressor: "lz4".into() }),
-        Holder::Zswap(Peer::Zswap { compressor: "lzo".into() }),
+        PageHolder::Zram(Peer::Zram { compressor: "lz4".into() }),
+        PageHolder::Zswap(Peer::Zswap { compressor: "lzo".into() }),
     ];
-    holders.extend(arguments.compressors.iter().cloned().map(Holder::Ours));
+    holders.extend(arguments.compressors.iter().cloned().map(PageHolder::Ours));
     let has_dictionary = |compressor: &&String| compressor.starts_with("zstd");
-    holders.extend(arguments.compressors.iter().filter(has_dictionary).cloned().map(Holder::Plain));
+    holders.extend(
+        arguments.compressors.iter().filter(has_dictionary).cloned().map(PageHolder::Plain),
+    );
     let is_common = |compressor: &&String| ["lz4", "zstd"].contains(&compressor.as_str());
-    holders
-        .extend(arguments.compressors.iter().filter(is_common).cloned().map(Holder::Recompressed));
+    holders.extend(
+        arguments.compressors.iter().filter(is_common).cloned().map(PageHolder::Recompressed),
+    );
     let Corpora { found, missing } = corpus::corpora(bench)?;
     let together: Vec<Page> = found.iter().flat_map(|corpus| &corpus.all).copied().collect();
     let file = Path::new(FOLDER).join("together.pages");
@@ -341,7 +344,7 @@ mod tests {
     #[test]
     fn our_memory_falls_when_half_of_the_pages_are_freed() {
         let pages: Vec<Page> = (0..4000).map(|seed| page_of(Content::Text, seed)).collect();
-        let held = Holder::Ours("lz4".into()).ours("lz4", &pages).unwrap();
+        let held = PageHolder::Ours("lz4".into()).ours("lz4", &pages).unwrap();
         assert_eq!(held.full_pages, 4000);
         assert!(held.half_bytes < held.full_bytes * 3 / 4, "{held:?}");
         // Half a page of text from eight words compresses to less than a quarter of a page.

@@ -25,7 +25,7 @@ pub fn quantile(values: &[u64], share: f64) -> u64 {
 
 /// The machine of a measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineFacts {
     kernel: String,
     processor: String,
     cpus: usize,
@@ -37,7 +37,7 @@ pub struct Machine {
     when: u64,
 }
 
-impl Machine {
+impl MachineFacts {
     /// This machine, now.
     pub fn here() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();

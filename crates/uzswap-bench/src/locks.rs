@@ -112,7 +112,7 @@ pub struct LockCost {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Run {
+pub struct LockRun {
     pub kb_per_s: f64,
     /// Share of the CPUs that threads could have used but did not.
     pub idle: f64,
@@ -245,7 +245,7 @@ pub fn measure(
     count: u32,
     pages: &[Page],
     ram: &Ram,
-) -> Result<Run, Failure> {
+) -> Result<LockRun, Failure> {
     let took = swap_out(setting, count, pages, ram)?;
     let cpus = cpu::allowed().min(setting.threads);
     profile::switch(true);
@@ -261,7 +261,7 @@ pub fn measure(
         held_ns: kind.held.as_nanos() as f64 / kind.acquisitions.max(1) as f64,
     });
     let kinds: Vec<LockCost> = kinds.collect();
-    Ok(Run {
+    Ok(LockRun {
         kb_per_s: f64::from(count) * PAGE_BYTES as f64 / 1024.0 / took.time.as_secs_f64(),
         // The maintaining thread may use CPUs that the storing threads leave idle.
         idle: (1.0 - took.cpu.as_secs_f64() / (took.time.as_secs_f64() * cpus as f64)).max(0.0),
@@ -313,7 +313,7 @@ pub fn predict(cpus: usize, page_ns: f64, demand_ns: f64, locks: f64) -> f64 {
 }
 
 /// The prediction for a setting, from its run with one thread: kB/s, and the lock that limits it.
-fn prediction(turn: &Turns<Run>, clock_ns: f64) -> (f64, String) {
+fn prediction(turn: &Turns<LockRun>, clock_ns: f64) -> (f64, String) {
     let kb = PAGE_BYTES as f64 / 1024.0;
     let page_ns = 1e9 * kb / turn.median(|run| run.kb_per_s);
     let mut least = (MODEL_CPUS as f64 / page_ns * 1e9 * kb, "none".to_owned());
@@ -393,7 +393,7 @@ fn report(
     section: Section,
     codec: &str,
     settings: &[LockSetting],
-    turns: &[Turns<Run>],
+    turns: &[Turns<LockRun>],
 ) -> Section {
     let of_codec: Vec<_> =
         settings.iter().zip(turns).filter(|(setting, _)| setting.codec == codec).collect();
@@ -432,7 +432,7 @@ fn report(
 }
 
 /// The kinds of locks, with the most threads.
-fn kinds(turn: &Turns<Run>) -> Table {
+fn kinds(turn: &Turns<LockRun>) -> Table {
     let mut rows = Vec::new();
     if let Some(run) = turn.rounds.last() {
         let mut kinds = run.kinds.clone();

@@ -44,7 +44,7 @@ pub struct ServeArguments {
 
 /// Its measurements.
 #[derive(Debug, Serialize, Deserialize)]
-struct Served {
+struct RedisFigures {
     load_seconds: f64,
     /// Requests a second, for the first and the second time.
     rates: Vec<f64>,
@@ -77,7 +77,7 @@ pub fn run(bench: &Bench, arguments: &RedisArguments) -> Result<Section, Failure
     let turns = bench.take_turns(&peers, rounds, |peer| {
         let room = Room { memory, pool: Some(memory), slow_disk: false, time_max: None };
         let measured = peer.run(&mut Changes::begin(), room, &command, &bench.interrupt)?;
-        serde_json::from_str::<Served>(&measured.stdout).context("the program's output")
+        serde_json::from_str::<RedisFigures>(&measured.stdout).context("the program's output")
     })?;
     Section::new("redis", "A server with more data than memory")
         .text(format!(
@@ -90,12 +90,12 @@ pub fn run(bench: &Bench, arguments: &RedisArguments) -> Result<Section, Failure
         .raw("turns", &turns)
 }
 
-fn table(turns: &[Turns<Served>]) -> Table {
+fn table(turns: &[Turns<RedisFigures>]) -> Table {
     let rows = turns.iter().map(|own| {
         own.row(|own| {
             let mut row = vec![format!("{:.1}", own.median(|run| run.load_seconds))];
             for turn in 0..2 {
-                let rate = |run: &Served| run.rates[turn];
+                let rate = |run: &RedisFigures| run.rates[turn];
                 row.push(format!("{:.0}", own.median(rate)));
                 let against = own.paired(&turns[0], |own, zram| rate(own) / rate(zram));
                 row.push(format!("{against:.2}"));
@@ -110,14 +110,14 @@ fn table(turns: &[Turns<Served>]) -> Table {
     Table::new(&header, rows.collect())
 }
 
-/// The measured command: prints a [`Served`] as JSON.
+/// The measured command: prints a [`RedisFigures`] as JSON.
 pub fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let (server, socket) = corpus::server()?;
     let began = Instant::now();
     let stream = UnixStream::connect(&socket).context("redis-server")?;
     load(&stream, arguments.keys).context("redis-server")?;
     let mut served =
-        Served { load_seconds: began.elapsed().as_secs_f64(), rates: vec![], p99_ms: vec![] };
+        RedisFigures { load_seconds: began.elapsed().as_secs_f64(), rates: vec![], p99_ms: vec![] };
     for _ in 0..2 {
         // Time for work after the load, such as paging out.
         std::thread::sleep(Duration::from_secs(1));

@@ -4,7 +4,7 @@
 //! folder replaces its own section and leaves the others.
 
 use crate::error::{Context, Failure};
-use crate::figures::Machine;
+use crate::figures::MachineFacts;
 use crate::plot::Plot;
 use comfy_table::presets::ASCII_MARKDOWN;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ pub struct Section {
     bench: String,
     title: String,
     /// The machine with its versions and the time, and the command.
-    machine: Machine,
+    machine: MachineFacts,
     command: String,
     parts: Vec<Part>,
     /// All values behind the tables.
@@ -71,7 +71,7 @@ impl Section {
         Self {
             bench: bench.into(),
             title: title.into(),
-            machine: Machine::here(),
+            machine: MachineFacts::here(),
             command: format!("sudo uzswap-bench {}", arguments.join(" ")),
             parts: Vec::new(),
             raw: serde_json::Value::Null,

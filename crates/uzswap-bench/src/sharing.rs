@@ -88,7 +88,7 @@ const GROWTH: u64 = 16;
 
 /// Bytes of compressed pages at one moment.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-struct Shared {
+struct PoolSizes {
     processes: usize,
     /// The memory of all processes. Each frame is counted once.
     memory: u64,
@@ -133,8 +133,8 @@ pub fn run(bench: &Bench, arguments: &SharingArguments) -> Result<Section, Failu
         .raw("shared", &measured)
 }
 
-fn row(name: &str, shared: Shared) -> Vec<String> {
-    let Shared { processes, memory, apart, together, since_fork } = shared;
+fn row(name: &str, shared: PoolSizes) -> Vec<String> {
+    let PoolSizes { processes, memory, apart, together, since_fork } = shared;
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / (1 << 20) as f64);
     let percent = |part: u64| format!("{:.0}", part as f64 * 100.0 / apart.max(1) as f64);
     let bytes = [memory, apart, together].map(mib);
@@ -157,7 +157,7 @@ impl Drop for CommandGuard {
 }
 
 /// Runs a command, and reads its memory whenever it has grown.
-fn measure(bench: &Bench, command: &[String]) -> Result<Shared, Failure> {
+fn measure(bench: &Bench, command: &[String]) -> Result<PoolSizes, Failure> {
     let folder = Path::new(FOLDER).join("sharing");
     fs::create_dir_all(&folder).context(FOLDER)?;
     let mut child = Command::new(&command[0]);
@@ -165,7 +165,7 @@ fn measure(bench: &Bench, command: &[String]) -> Result<Shared, Failure> {
     child.env("LC_ALL", "C").stdout(Stdio::null()).stderr(Stdio::null());
     let mut running = CommandGuard(child.spawn().context(&command[0])?);
     let pid = running.0.id() as i32;
-    let (mut most, mut shared) = (0, Shared::default());
+    let (mut most, mut shared) = (0, PoolSizes::default());
     while running.0.try_wait().context("the command")?.is_none() {
         bench.interrupt.check()?;
         std::thread::sleep(LOOK);
@@ -183,7 +183,7 @@ fn measure(bench: &Bench, command: &[String]) -> Result<Shared, Failure> {
 }
 
 /// Stops processes, and reads their memory.
-fn read(processes: &[i32]) -> Result<Shared, Failure> {
+fn read(processes: &[i32]) -> Result<PoolSizes, Failure> {
     let send = |signal| processes.iter().for_each(|pid| drop(process::kill(*pid, signal)));
     send(signal_hook::consts::SIGSTOP);
     let mut reader = PageSizer::new()?;
@@ -200,7 +200,7 @@ struct PageSizer {
     /// Bytes of the object for each content.
     objects: HashMap<u64, u64>,
     frames: HashSet<u64>,
-    shared: Shared,
+    shared: PoolSizes,
 }
 
 impl PageSizer {
@@ -211,7 +211,7 @@ impl PageSizer {
             codecs,
             objects: HashMap::new(),
             frames: HashSet::new(),
-            shared: Shared::default(),
+            shared: PoolSizes::default(),
         })
     }
 

@@ -26,14 +26,14 @@ pub struct MakeArguments {
 
 /// Medians for one program, us.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Made {
+pub struct StartTimes {
     program: String,
     alone: f64,
     empty: f64,
     in_process: f64,
 }
 
-/// Runs in-process. Starts programs, and prints a list of [`Made`] as JSON.
+/// Runs in-process. Starts programs, and prints a list of [`StartTimes`] as JSON.
 pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
     let made = PROGRAMS.iter().map(|program| time(program, arguments.starts));
     let made = made.collect::<Result<Vec<_>, _>>()?;
@@ -41,7 +41,7 @@ pub fn make(arguments: &MakeArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
+fn time(program: &[&str], starts: usize) -> Result<StartTimes, Failure> {
     let mut took: [Vec<f64>; 3] = Default::default();
     for _ in 0..starts {
         for (way, took) in took.iter_mut().enumerate() {
@@ -59,14 +59,14 @@ fn time(program: &[&str], starts: usize) -> Result<Made, Failure> {
         }
     }
     let [alone, empty, in_process] = took.map(median);
-    Ok(Made { program: program.join(" "), alone, empty, in_process })
+    Ok(StartTimes { program: program.join(" "), alone, empty, in_process })
 }
 
-pub fn table(made: &[Made]) -> Table {
+pub fn table(made: &[StartTimes]) -> Table {
     let empty = format!("{EMPTY} preloaded");
     let header = ["us from start to end (to alone)", "alone", &empty, "in-process"];
     let rows = made.iter().map(|made| {
-        let Made { program, alone, empty, in_process } = made;
+        let StartTimes { program, alone, empty, in_process } = made;
         let cells = [alone, empty, in_process].map(|us| format!("{us:.0} ({:.3})", us / alone));
         [vec![program.clone()], cells.to_vec()].concat()
     });

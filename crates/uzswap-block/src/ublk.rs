@@ -66,11 +66,11 @@ pub(crate) struct Devices {
     config: ServerConfig,
     /// True if another server can take the devices over when this process is killed.
     outlived: bool,
-    devices: Vec<Device>,
+    devices: Vec<UblkDevice>,
 }
 
 /// A device that we serve.
-struct Device {
+struct UblkDevice {
     id: u32,
     thread: Option<JoinHandle<()>>,
 }
@@ -108,7 +108,7 @@ impl Devices {
     }
 
     /// Makes a device over a part of the disk and starts it.
-    fn make(&mut self, part: Range<u64>) -> io::Result<Device> {
+    fn make(&mut self, part: Range<u64>) -> io::Result<UblkDevice> {
         let shape = Shape {
             start: part.start,
             bytes: part.end - part.start,
@@ -133,12 +133,12 @@ impl Devices {
         start: u64,
         queue: Queue,
         handover: Option<Handover>,
-    ) -> io::Result<Device> {
+    ) -> io::Result<UblkDevice> {
         let depth = queue.depth();
         self.team.work.make_room(depth, queue.io_bytes_max());
         let desk = Arc::new(Desk::new(start, depth, queue.bell()));
         let number = self.devices.len();
-        let server = Server {
+        let server = UblkServer {
             number: number % self.config.threads,
             queue,
             desk,
@@ -151,7 +151,7 @@ impl Devices {
             config.prepare_thread();
             server.run(move |outcome| drop(tell.send(outcome)));
         })?;
-        let device = Device { id, thread: Some(thread) };
+        let device = UblkDevice { id, thread: Some(thread) };
         let is_recovered = handover.is_some();
         let started = fetched(&told).and_then(|()| match handover {
             Some(handover) => handover.wait(),
@@ -215,7 +215,7 @@ impl Devices {
 
     /// Removes a device, unless another process has done so. Then its thread has ended, and another
     /// device may have its number.
-    fn remove(&mut self, device: Device) {
+    fn remove(&mut self, device: UblkDevice) {
         if device.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             // The call fails if the device is gone already.
             let _ = self.control.stop(device.id);
@@ -226,7 +226,7 @@ impl Devices {
     }
 }
 
-impl Device {
+impl UblkDevice {
     fn join(mut self) {
         drop(self.thread.take().map(JoinHandle::join));
     }
@@ -251,10 +251,11 @@ impl Transport for Devices {
 
     fn release_unused(&mut self) {
         let Ok(areas) = swap::areas() else { return };
-        let is_used = |device: &Device| areas.iter().any(|area| area.path == ublk::path(device.id));
+        let is_used =
+            |device: &UblkDevice| areas.iter().any(|area| area.path == ublk::path(device.id));
         let (used, unused) = std::mem::take(&mut self.devices).into_iter().partition(is_used);
         self.devices = used;
-        let unused: Vec<Device> = unused;
+        let unused: Vec<UblkDevice> = unused;
         unused.into_iter().for_each(|device| self.remove(device));
     }
 
@@ -279,7 +280,7 @@ impl Drop for Devices {
 }
 
 /// The state of a device's thread.
-struct Server {
+struct UblkServer {
     number: usize,
     queue: Queue,
     desk: Arc<Desk>,
@@ -287,7 +288,7 @@ struct Server {
     poll: Poll,
 }
 
-impl Server {
+impl UblkServer {
     /// Serves until the device is stopped. Calls `tell` with the outcome of the start.
     fn run(mut self, tell: impl FnOnce(io::Result<()>)) {
         let begun = self.queue.fetch();

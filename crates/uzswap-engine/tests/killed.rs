@@ -37,15 +37,15 @@ const CHILD: &str = "UZSWAP_KILLED_CHILD";
 
 /// Parameters of a run.
 #[derive(Clone, Copy)]
-struct Setting {
+struct Scenario {
     compressor: &'static str,
     seals: bool,
 }
 
-const SETTINGS: [Setting; 3] = [
-    Setting { compressor: "zstd", seals: true },
-    Setting { compressor: "lz4", seals: false },
-    Setting { compressor: "wkdm", seals: true },
+const SETTINGS: [Scenario; 3] = [
+    Scenario { compressor: "zstd", seals: true },
+    Scenario { compressor: "lz4", seals: false },
+    Scenario { compressor: "wkdm", seals: true },
 ];
 
 /// Everything that outlives a process.
@@ -53,7 +53,7 @@ struct Left {
     memory: OwnedFd,
     versions: File,
     backing: PathBuf,
-    setting: Setting,
+    setting: Scenario,
 }
 
 impl Left {

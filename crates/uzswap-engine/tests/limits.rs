@@ -318,12 +318,12 @@ fn a_store_that_finds_no_descriptor_waits_a_moment_for_one_and_is_then_rejected(
 
 /// Stores as much as each write frees, in new address space, so that the pool keeps its size.
 #[derive(Default)]
-struct Program {
+struct WritingProgram {
     cache: OnceLock<(Arc<Cache>, Area)>,
     writes: AtomicU32,
 }
 
-impl Program {
+impl WritingProgram {
     /// The address space of a trunk of the index.
     const STEP: u32 = 4096;
     /// Incompressible pages in a segment.
@@ -348,7 +348,7 @@ impl Program {
 }
 
 /// A backing; a program stores when one of its writes has ended.
-struct Beside(TestBacking, Arc<Program>);
+struct Beside(TestBacking, Arc<WritingProgram>);
 
 impl Backing for Beside {
     fn bytes(&self) -> u64 {
@@ -384,7 +384,7 @@ impl Backing for Beside {
 fn a_pass_of_writeback_ends_while_stores_go_on_and_stores_get_memory_meanwhile() {
     let setup =
         Setup { pages: 1 << 20, ram_bytes: 128 << 20, pool_bytes: 64 << 20, ..Setup::default() };
-    let program = Arc::new(Program::default());
+    let program = Arc::new(WritingProgram::default());
     let (backing, _) = TestBacking::new(128 << 20, setup.block_bytes);
     let (cache, area) = setup.make_on(Box::new(Beside(backing, program.clone())));
     let cache = Arc::new(cache);
@@ -404,7 +404,7 @@ fn a_pass_of_writeback_ends_while_stores_go_on_and_stores_get_memory_meanwhile()
     // The pool was 28 MiB too large, and each write takes 63 pages.
     let writes = program.writes.load(Relaxed);
     assert!((110..125).contains(&writes), "{writes}");
-    let stored = (1..=writes).flat_map(Program::pages);
+    let stored = (1..=writes).flat_map(WritingProgram::pages);
     held.chain(stored).for_each(|offset| assert_holds(&cache, area, offset, Content::Random));
     cache.check();
 }

@@ -18,7 +18,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use device::{Device, Simulated, segment};
-use profile::{Chances, Kind, Order, PROFILES, Profile, REMOTE, REMOTE_SEEDS, one_of};
+use profile::{Chances, Kind, PROFILES, Pattern, Profile, REMOTE, REMOTE_SEEDS, one_of};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -224,7 +224,7 @@ impl World {
         let sweeps = noise.below(2) == 0;
         let mut usual = role.content.unwrap_or_else(|| Content::pick(noise.word()));
         let mut next = own.start;
-        if role.order == Order::Trunks {
+        if role.order == Pattern::Trunks {
             let looks = (0..STEPS_MAX).take_while(|_| self.is_filling());
             looks.for_each(|_| {
                 turns::begin();
@@ -238,9 +238,9 @@ impl World {
             turns::begin();
             let kind = role.kind(&mut noise);
             let mut offset = own.start + noise.below(spread) as u32;
-            if role.order != Order::Any || sweeps && kind == Kind::Store {
+            if role.order != Pattern::Any || sweeps && kind == Kind::Store {
                 offset = next;
-                next += if role.order == Order::Trunks { TRUNK } else { 1 };
+                next += if role.order == Pattern::Trunks { TRUNK } else { 1 };
             }
             let content = match role.content {
                 None if noise.below(2) == 0 => Content::pick(noise.word()),
@@ -252,11 +252,11 @@ impl World {
             if next >= own.end {
                 next = own.start;
                 match role.order {
-                    Order::Any | Order::Around => {}
-                    Order::Trunks => {
+                    Pattern::Any | Pattern::Around => {}
+                    Pattern::Trunks => {
                         self.is_over.store(true, Relaxed);
                     }
-                    Order::Tides(kept) => {
+                    Pattern::Tides(kept) => {
                         let goes = own.clone().filter(|_| noise.below(100) >= kept);
                         goes.for_each(|offset| {
                             turns::begin();

@@ -50,9 +50,9 @@ const GRANULE: u64 = PAGE_BYTES as u64;
 
 /// The backing. Clones of this value are the same backing.
 #[derive(Clone)]
-pub(crate) struct Layers(Arc<Inner>);
+pub(crate) struct Layers(Arc<LayerFiles>);
 
-struct Inner {
+struct LayerFiles {
     folder: PathBuf,
     /// A number whose file is not in use refers to `empty`.
     files: [FileBacking; FILES],
@@ -83,7 +83,7 @@ impl Layers {
             files.push(FileBacking::new(file, bytes)?.without_io_uring().with_discard());
         }
         let files = files.try_into().ok().expect("as many as there may be");
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(LayerFiles {
             folder: folder.into(),
             files,
             empty,
@@ -154,7 +154,7 @@ impl ForChild {
     }
 }
 
-impl Inner {
+impl LayerFiles {
     /// A new file. If the folder is out of reach by now (`chroot`, Landlock), the file is in
     /// memory, beside the budget, so that the program's fork does not fail.
     fn open(&self) -> io::Result<File> {
@@ -407,14 +407,14 @@ mod tests {
     const SEGMENT: u64 = SEGMENT_BYTES as u64;
 
     /// A process: its backing, and the content that it expects in each granule.
-    struct Process {
+    struct LayerHistory {
         layers: Layers,
         expected: Vec<Option<u64>>,
         random: u64,
         depth: u32,
     }
 
-    impl Process {
+    impl LayerHistory {
         fn new(folder: &Path, seed: u64) -> Self {
             let layers = Layers::create(folder, SEGMENTS * SEGMENT).unwrap();
             let expected = vec![None; (SEGMENTS * SEGMENT / GRANULE) as usize];
@@ -518,7 +518,7 @@ mod tests {
     fn parents_and_children_read_their_own_writes_and_those_before_the_fork() {
         let folder = tempfile::tempdir().unwrap();
         for seed in 0..4 {
-            Process::new(folder.path(), seed).go_on(60);
+            LayerHistory::new(folder.path(), seed).go_on(60);
         }
     }
 
@@ -526,7 +526,7 @@ mod tests {
     fn forks_go_on_where_the_folder_is_out_of_reach() {
         for seed in 0..8 {
             let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-            let mut process = Process::new(folder.path(), seed);
+            let mut process = LayerHistory::new(folder.path(), seed);
             folder.close().unwrap();
             process.go_on(30);
         }
@@ -535,7 +535,7 @@ mod tests {
     #[test]
     fn many_forks_make_no_more_layers_than_there_may_be() {
         let folder = tempfile::tempdir().unwrap();
-        let mut process = Process::new(folder.path(), 1);
+        let mut process = LayerHistory::new(folder.path(), 1);
         process.depth = 3;
         for _ in 0..40 {
             // More than fits a copy, so each fork makes a layer.
@@ -551,9 +551,9 @@ mod tests {
     #[test]
     fn a_layer_that_no_process_needs_gives_its_space_back_at_the_next_fork() {
         let folder = tempfile::tempdir().unwrap();
-        let mut process = Process::new(folder.path(), 1);
+        let mut process = LayerHistory::new(folder.path(), 1);
         process.depth = 3;
-        let blocks = |process: &Process| -> i64 {
+        let blocks = |process: &LayerHistory| -> i64 {
             let numbers = process.layers.descriptors();
             let files = process.layers.0.files.iter().map(FileBacking::file);
             assert_eq!(numbers.len(), FILES + 1);

@@ -40,12 +40,12 @@ fn by_each(name: &str, means: &[Means], test: fn(Means)) {
 
 /// Private memory of the program's own.
 #[derive(Clone, Copy)]
-struct Memory {
+struct Mapped {
     at: usize,
     pages: usize,
 }
 
-impl Memory {
+impl Mapped {
     fn map(pages: usize) -> Self {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -126,7 +126,7 @@ fn share_pages(means: Means) {
     const THREADS: usize = 4;
     const PAGES: usize = 8 << 8;
     let pager = pager(means, "24M");
-    let (own, shared) = (Memory::map(3 * PAGES), Memory::map(PAGES));
+    let (own, shared) = (Mapped::map(3 * PAGES), Mapped::map(PAGES));
     // Some of the memory was used before its adoption, and some is fresh.
     (0..PAGES).for_each(|page| shared.write(page, 7));
     shared.adopt(&pager, true);
@@ -164,7 +164,7 @@ fn keep_to_the_budget(pager: &Pager, end: Instant) {
 /// Writes, checks, drops and sends out every fourth page, which is this thread's own. It also reads
 /// pages that no thread writes, and must never find a half-filled page.
 fn use_pages(
-    (own, shared): (Memory, Memory),
+    (own, shared): (Mapped, Mapped),
     pager: &Pager,
     (thread, threads): (usize, usize),
     end: Instant,
@@ -225,7 +225,7 @@ fn a_thread_alone_finds_each_page_whole() {
 
 fn be_alone(means: Means) {
     let pager = pager(means, "18M");
-    let memory = Memory::map(24 << 8);
+    let memory = Mapped::map(24 << 8);
     memory.adopt(&pager, false);
     // SAFETY: takes nothing.
     pager.set_only_thread(Some(unsafe { libc::gettid() }));
@@ -252,7 +252,7 @@ fn a_reader_of_a_page_that_leaves_finds_it_whole() {
 
 fn read_what_leaves(means: Means) {
     let pager = pager(means, "24M");
-    let memory = Memory::map(40);
+    let memory = Mapped::map(40);
     (0..40).for_each(|page| memory.write(page, 3));
     memory.adopt(&pager, true);
     let is_over = AtomicBool::new(false);
@@ -291,7 +291,7 @@ fn every_second_page_of_much_memory_can_be_in() {
 fn touch_every_second(means: Means) {
     const PAGES: usize = 600 << 8;
     let pager = pager(means, "400M");
-    let memory = Memory::map(PAGES);
+    let memory = Mapped::map(PAGES);
     memory.adopt(&pager, false);
     let every_second = || (0..PAGES).step_by(2);
     every_second().for_each(|page| memory.word(page, 5).store(page as u64 + 1, Relaxed));
@@ -305,7 +305,7 @@ fn touch_every_second(means: Means) {
     memory.release(&pager);
 }
 
-impl Memory {
+impl Mapped {
     /// Unmaps the memory, as the program would.
     fn release(&self, pager: &Pager) {
         let range = self.at..self.at + self.pages * PAGE;
@@ -328,7 +328,7 @@ fn fork_while_threads_touch(means: Means) {
     const THREADS: usize = 3;
     const PAGES: usize = 6 << 8;
     let pager = pager(means, "14M");
-    let memory = Memory::map(THREADS * PAGES);
+    let memory = Mapped::map(THREADS * PAGES);
     memory.adopt(&pager, false);
     // The version of each page, or its previous version.
     let versions: Vec<_> = (0..memory.pages).map(|_| AtomicU32::new(0)).collect();
@@ -360,7 +360,7 @@ fn fork_while_threads_touch(means: Means) {
 
 /// The child checks each page, whose version is the noted one, the next one, or between the two.
 /// Then the child writes all pages.
-fn fork_and_check(pager: &Pager, memory: Memory, versions: &[AtomicU32]) -> ExitStatus {
+fn fork_and_check(pager: &Pager, memory: Mapped, versions: &[AtomicU32]) -> ExitStatus {
     let still = pager.before_fork().unwrap();
     // SAFETY: the child runs the code below, and ends.
     let child = unsafe { libc::fork() };
@@ -407,7 +407,7 @@ fn reserve(means: Means) {
     const FIRST: usize = 64;
     const ALL: usize = 4000;
     let pager = pager(means, "20M");
-    let memory = Memory::map(RESERVED);
+    let memory = Mapped::map(RESERVED);
     let whole = memory.at..memory.at + RESERVED * PAGE;
     (0..FIRST).for_each(|i| memory.write(far_apart(i), 1));
     let used = || pager.stats().get("memory_used").unwrap() as usize;
@@ -464,7 +464,7 @@ fn reserve(means: Means) {
 }
 
 /// The child finds all pages, and uses others. None is pinned for a thread of the parent.
-fn reserve_in_fork(pager: &Pager, memory: Memory, all: usize) {
+fn reserve_in_fork(pager: &Pager, memory: Mapped, all: usize) {
     let at = memory.at + far_apart(3) * PAGE;
     let held = pager.pin(at..at + PAGE).unwrap();
     let still = pager.before_fork().unwrap();
@@ -490,11 +490,11 @@ fn reserve_in_fork(pager: &Pager, memory: Memory, all: usize) {
 }
 
 /// Moves a part of a reservation elsewhere, and back.
-fn move_part(pager: &Pager, memory: Memory, pages: Range<usize>) {
+fn move_part(pager: &Pager, memory: Mapped, pages: Range<usize>) {
     let (home, bytes) = (memory.at + pages.start * PAGE, pages.len() * PAGE);
     let used = || (0..4000).map(far_apart).filter(|page| pages.contains(page));
     let version = |page: usize| u32::from(page >= RESERVED / 4);
-    let free = Memory::map(pages.len() + 1);
+    let free = Mapped::map(pages.len() + 1);
     let away = free.at + PAGE;
     for (from, to) in [(home, away), (away, home)] {
         let call = || {
@@ -512,7 +512,7 @@ fn move_part(pager: &Pager, memory: Memory, pages: Range<usize>) {
         // SAFETY: nothing at the target is adopted; the threads of this test use neither.
         unsafe { pager.move_adopted(from..from + bytes, bytes, Change::Gone, call) }.unwrap();
         assert!(!pager.has_adopted(from..from + bytes));
-        let moved = Memory { at: to - pages.start * PAGE, pages: RESERVED };
+        let moved = Mapped { at: to - pages.start * PAGE, pages: RESERVED };
         used().take(200).for_each(|page| moved.check(page, version(page)));
         assert_eq!(pager.adopted(to..to + bytes).iter().map(Range::len).sum::<usize>(), bytes);
     }
@@ -529,7 +529,7 @@ fn have_a_guard(means: Means) {
         return;
     }
     let pager = pager(means, "10M");
-    let memory = Memory::map(64);
+    let memory = Mapped::map(64);
     (0..64).for_each(|page| memory.write(page, 1));
     let guarded = (memory.at + 20 * PAGE) as *mut libc::c_void;
     // SAFETY: the page is inside the mapping. 102 is MADV_GUARD_INSTALL, since Linux 6.13.

@@ -219,8 +219,8 @@ mod on {
 
         #[test]
         fn waiting_for_locks_and_holding_them_is_counted_by_kind() {
-            struct Counted(u32);
-            let [mutex, other] = [0, 0].map(|number| crate::Mutex::new(Counted(number)));
+            struct Tally(u32);
+            let [mutex, other] = [0, 0].map(|number| crate::Mutex::new(Tally(number)));
             let (about, told) = std::sync::mpsc::channel();
             tell_apart(true);
             switch(true);
@@ -250,7 +250,7 @@ mod on {
             tell_apart(false);
             assert_eq!(crate::lock(&mutex).0, 1);
             let kinds = take();
-            let kind = kinds.iter().find(|kind| kind.name.ends_with("Counted"));
+            let kind = kinds.iter().find(|kind| kind.name.ends_with("Tally"));
             let kind = kind.expect("it was taken");
             assert_eq!((kind.acquisitions, kind.contended), (3, 1));
             assert_eq!(kind.of_the_busiest(), 2);

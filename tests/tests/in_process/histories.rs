@@ -24,7 +24,7 @@ mod shrink;
 #[path = "histories/unmended.rs"]
 mod unmended;
 
-use run::{Rig, Way, first_difference};
+use run::{Rig, Setup, first_difference};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use uzswap_tests::is_full;
 
@@ -39,13 +39,13 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs a history alone, and in-process in both ways. Returns the differences, and true if pages
 /// left in both ways.
-fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
-    let alone = rig.run(history, Way::Alone);
+fn try_both(rig: &Rig, history: &str) -> (Vec<(Setup, String)>, bool) {
+    let alone = rig.run(history, Setup::Alone);
     // These statuses mean that the history itself is at fault.
     let is_sound = ["96", "97", "98"].iter().all(|end| !alone.told.ends_with(&format!(" {end}\n")));
     assert!(is_sound, "alone: {}{}\n{history}", alone.told, alone.said);
     let (mut all, mut has_left) = (Vec::new(), true);
-    for way in [Way::Uffd, Way::Denied] {
+    for way in [Setup::Uffd, Setup::Denied] {
         let with = rig.run(history, way);
         has_left &= with.has_left;
         if with.told != alone.told {
@@ -54,10 +54,10 @@ fn try_both(rig: &Rig, history: &str) -> (Vec<(Way, String)>, bool) {
         }
     }
     if !all.is_empty() {
-        let again = rig.run(history, Way::Alone).told;
+        let again = rig.run(history, Setup::Alone).told;
         if again != alone.told {
             let difference = first_difference(&alone.told, &again);
-            all = vec![(Way::Alone, format!("from run to run: {difference}"))];
+            all = vec![(Setup::Alone, format!("from run to run: {difference}"))];
         }
     }
     (all, has_left)

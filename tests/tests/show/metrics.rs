@@ -20,9 +20,9 @@ const SWAPPING: &str = "import os\n\
                         while True: sum(map(len, map(bytes.upper, a)))";
 
 /// A process that is killed when the value is dropped.
-struct Process(Child);
+struct Killed(Child);
 
-impl Drop for Process {
+impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -72,7 +72,7 @@ fn prometheus_scrapes_the_metrics_while_the_kernel_swaps() {
     let address = format!("127.0.0.1:{}", free_port());
     let served = serve(&address);
     let limited = Limited::new(32 << 20);
-    let mut swapping = Process(limited.start(&["python3", "-c", SWAPPING]));
+    let mut swapping = Killed(limited.start(&["python3", "-c", SWAPPING]));
     let mut said = BufReader::new(swapping.0.stdout.take().unwrap()).lines();
     assert_eq!(said.next().unwrap().unwrap(), "filled");
 
@@ -96,7 +96,7 @@ fn prometheus_scrapes_the_metrics_while_the_kernel_swaps() {
         .stderr(Stdio::null())
         .spawn()
         .expect("prometheus is installed by ./setup tests");
-    let prometheus = Process(prometheus);
+    let prometheus = Killed(prometheus);
     assert!(wait_for(|| TcpStream::connect(&listens).is_ok()));
     let query = "/api/v1/query?query=uzswap_pages_swapped_out_total%20%3E%2012000";
     let knows = || get(&listens, query).contains("\"__name__\":\"uzswap_pages_swapped_out_total\"");
@@ -286,7 +286,7 @@ fn many_connections_neither_end_the_exporter_nor_make_it_large() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let mut exporter = Process(child);
+    let mut exporter = Killed(child);
     let mut said = [0; 64];
     assert!(ours.read(&mut said).unwrap() > 0);
     let bytes = || uzswap_sys::process::resident_bytes(exporter.0.id() as i32).unwrap_or(u64::MAX);

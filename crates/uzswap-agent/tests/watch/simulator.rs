@@ -59,7 +59,7 @@ enum Is {
 }
 
 #[derive(Clone, Debug)]
-struct Process {
+struct Member {
     begins: u64,
     /// The millisecond in which the process is killed, whatever it does.
     dies: u64,
@@ -100,7 +100,7 @@ struct Process {
     beyond: u64,
 }
 
-impl Process {
+impl Member {
     fn by(chance: &mut Chance) -> Self {
         let asks = !chance.is_one_in(3);
         Self {
@@ -204,7 +204,7 @@ impl Process {
     }
 }
 
-impl Process {
+impl Member {
     /// Pins more pages for a call, which ends when all are present. The empty cache and pinned
     /// pages cannot leave.
     fn go_on_with_call(&mut self) {
@@ -230,7 +230,7 @@ struct World {
     seed: u64,
     total: u64,
     now: u64,
-    all: Vec<Process>,
+    all: Vec<Member>,
     chance: Chance,
     /// The mean number of milliseconds between two calls that pin pages.
     call_every: u64,
@@ -245,7 +245,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut chance = Chance(seed);
         let total = chance.between(32, 256) * MIB;
-        let all = (0..chance.between(1, 9)).map(|_| Process::by(&mut chance)).collect();
+        let all = (0..chance.between(1, 9)).map(|_| Member::by(&mut chance)).collect();
         Self { seed, total, now: 0, all, chance, call_every: 500, favour: 0, beyond: 0, managed: 0 }
     }
 
@@ -255,7 +255,7 @@ impl World {
         let mut world = Self::new(seed);
         let count = world.chance.between(4, 9);
         (world.total, world.call_every) = (32 * MIB, 50);
-        world.all = (0..count).map(|_| Process::by(&mut world.chance)).collect();
+        world.all = (0..count).map(|_| Member::by(&mut world.chance)).collect();
         for process in &mut world.all {
             (process.begins, process.dies, process.goal) = (0, u64::MAX, 60 * MIB);
             (process.cannot_be_taken_over, process.backing) = (false, 400 * MIB);
@@ -265,7 +265,7 @@ impl World {
     }
 
     fn allowance(&self, of: usize) -> Allowance {
-        let other = |(at, process): (usize, &Process)| {
+        let other = |(at, process): (usize, &Member)| {
             let used = process.used();
             let is_counted = at != of && process.lives(self.now) && used >= SILENT_MAX;
             is_counted.then_some(Other {
@@ -280,8 +280,8 @@ impl World {
             })
         };
         let others: Vec<_> = self.all.iter().enumerate().filter_map(other).collect();
-        let small = |process: &&Process| process.lives(self.now) && process.used() < SILENT_MAX;
-        let silent: u64 = self.all.iter().filter(small).map(Process::used).sum();
+        let small = |process: &&Member| process.lives(self.now) && process.used() < SILENT_MAX;
+        let silent: u64 = self.all.iter().filter(small).map(Member::used).sum();
         let own = &self.all[of];
         let own = Own {
             used: own.used(),
@@ -426,9 +426,9 @@ impl World {
 
     fn check(&mut self) {
         let live = || self.all.iter().filter(|process| process.lives(self.now));
-        let sum: u64 = live().map(Process::used).sum();
-        let floor: u64 = live().map(Process::floor).sum();
-        let on_top: u64 = live().map(Process::on_top).sum();
+        let sum: u64 = live().map(Member::used).sum();
+        let floor: u64 = live().map(Member::floor).sum();
+        let on_top: u64 = live().map(Member::on_top).sum();
         // A budget that is nearly right stays.
         let most = self.total.max(floor) + on_top + self.total / 32;
         self.beyond = if sum > most { self.beyond + 1 } else { 0 };
@@ -454,7 +454,7 @@ fn processes_that_need_more_than_the_budget_all_go_on() {
             assert!(world.now < END, "seed {seed}: {:#?}", world.all);
             world.step();
         }
-        let is_whole = |process: &Process| process.data == process.goal;
+        let is_whole = |process: &Member| process.data == process.goal;
         assert!(world.all.iter().all(is_whole), "seed {seed}: {:#?}", world.all);
     }
 }

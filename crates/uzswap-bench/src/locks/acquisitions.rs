@@ -10,8 +10,8 @@
 
 use crate::bench::{Bench, Turns};
 use crate::error::{Context, Failure};
-use crate::figures::Machine;
-use crate::locks::{self, LockSetting, LocksArguments, Run, short};
+use crate::figures::MachineFacts;
+use crate::locks::{self, LockRun, LockSetting, LocksArguments, short};
 use crate::report::{Section, Table};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -29,7 +29,7 @@ const SELDOM: f64 = 0.001;
 /// The counts of a machine.
 #[derive(Serialize, Deserialize)]
 struct LockCounts {
-    machine: Machine,
+    machine: MachineFacts,
     threads: usize,
     pages: u64,
     settings: Vec<CountedSetting>,
@@ -103,7 +103,7 @@ pub fn count(bench: &Bench, arguments: &LocksArguments, file: &Path) -> Result<S
         let (codec, backing) = (setting.codec.into(), setting.backing.into());
         counted.push(CountedSetting { codec, backing, kinds });
     }
-    let machine = Machine::here();
+    let machine = MachineFacts::here();
     let counts = LockCounts { machine, threads, pages: stored as u64, settings: counted };
     let text = serde_json::to_vec(&counts).context("counts")?;
     fs::write(file, text).context(&file.display().to_string())?;
@@ -213,7 +213,7 @@ fn counted<'a>(counts: &'a LockCounts, setting: &LockSetting) -> Result<&'a [Loc
 }
 
 /// The throughput of the fastest round in kB/s. That round had the least other load.
-fn fastest(turn: &Turns<Run>) -> f64 {
+fn fastest(turn: &Turns<LockRun>) -> f64 {
     turn.rounds.iter().map(|run| run.kb_per_s).fold(f64::NAN, f64::max)
 }
 
@@ -222,7 +222,7 @@ fn fastest(turn: &Turns<Run>) -> f64 {
 fn bounds_of(
     kinds: &[LockCount],
     counts: &LockCounts,
-    turn: &Turns<Run>,
+    turn: &Turns<LockRun>,
     clock_ns: f64,
 ) -> Vec<Bound> {
     let kb = PAGE_BYTES as f64 / 1024.0;
@@ -245,13 +245,13 @@ fn bounds_of(
 mod tests {
     use super::*;
 
-    fn run(held: &[(&str, f64)]) -> Run {
+    fn run(held: &[(&str, f64)]) -> LockRun {
         let kind = |(name, held_ns): &(&str, f64)| {
             let (name, held_ns) = ((*name).to_owned(), *held_ns);
             locks::LockCost { name, held_ns, a_page: 1.0, waited_ns: 0.0 }
         };
         let kinds = held.iter().map(kind).collect();
-        Run { kb_per_s: 4e6, idle: 0.0, a_page: 2.0, waiting: 0.0, kinds }
+        LockRun { kb_per_s: 4e6, idle: 0.0, a_page: 2.0, waiting: 0.0, kinds }
     }
 
     #[test]
@@ -268,8 +268,12 @@ mod tests {
             kind("scratch::Scratch", 6400),
             kind("not with one thread", 6400),
         ];
-        let counts =
-            LockCounts { machine: Machine::here(), threads: 64, pages: 6400, settings: Vec::new() };
+        let counts = LockCounts {
+            machine: MachineFacts::here(),
+            threads: 64,
+            pages: 6400,
+            settings: Vec::new(),
+        };
         let least = run(&[("of many", 510.0), ("Single", 510.0), ("scratch::Scratch", 510.0)]);
         let rounds = vec![run(&[("Single", 9000.0)]), least];
         let turn = Turns { name: "raw".into(), missing: None, rounds };

@@ -74,7 +74,7 @@ struct SectionSlot {
     noted: usize,
 }
 
-struct Inner {
+struct SectionTable {
     slots: Box<[SectionSlot]>,
     /// For each node.
     nodes: Box<[OnNode]>,
@@ -104,7 +104,7 @@ pub(super) struct Sections {
     /// True, for each node, if a store has waited in vain for memory since the last section was
     /// made.
     late: Box<[AtomicBool]>,
-    inner: Mutex<Inner>,
+    inner: Mutex<SectionTable>,
     /// Free frames of each node's sections that are online.
     free: Box<[AtomicUsize]>,
     /// Sections that have memory.
@@ -153,7 +153,7 @@ impl Sections {
         let slot = |_| SectionSlot { state: SectionState::Absent, section: None, noted: 0 };
         let bits = || Bits::new(count);
         let on_node = |_| OnNode { with_room: bits(), empty: bits(), free_frames: 0 };
-        let inner = Inner {
+        let inner = SectionTable {
             slots: (0..count).map(slot).collect(),
             nodes: (0..nodes.count()).map(on_node).collect(),
             absent: bits(),
@@ -489,7 +489,7 @@ impl Sections {
     }
 
     /// Changes the state of a section.
-    fn turn(&self, inner: &mut Inner, number: usize, to: SectionState) {
+    fn turn(&self, inner: &mut SectionTable, number: usize, to: SectionState) {
         let state = &mut inner.slots[number].state;
         let may = state.next().iter().any(|(next, _)| *next == to);
         assert!(may, "section {number} cannot become {to:?} from {state:?}");
@@ -498,7 +498,7 @@ impl Sections {
     }
 
     /// Updates the sets for a section.
-    fn note(&self, inner: &mut Inner, number: usize) {
+    fn note(&self, inner: &mut SectionTable, number: usize) {
         let SectionSlot { state, section, noted } = &mut inner.slots[number];
         let free = match (*state, section) {
             (SectionState::Online, Some(section)) => section.free_count,
@@ -514,7 +514,7 @@ impl Sections {
         self.free[node].store(on_node.free_frames, Ordering::Relaxed);
     }
 
-    fn give_one(&self, inner: &mut Inner, frame: Frame) {
+    fn give_one(&self, inner: &mut SectionTable, frame: Frame) {
         inner.section(frame.section()).give(frame.0 as usize % SECTION_FRAMES);
         self.note(inner, frame.section());
     }
@@ -546,7 +546,7 @@ fn kept_as(state: SectionState) -> u32 {
     }
 }
 
-impl Inner {
+impl SectionTable {
     fn section(&mut self, number: usize) -> &mut Section {
         let section = self.slots[number].section.as_deref_mut();
         section.expect("a section with a frame in use, or to give, has memory")

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// A pool with the entries that own its objects, as the cache has them.
-struct Owned {
+struct OwnedPool {
     pool: Pool,
     handles: RefCell<HashMap<u32, (Handle, Vec<u8>)>>,
     next: u32,
@@ -16,7 +16,7 @@ struct Owned {
 /// The limit of a pool that is filled: little under Miri, which takes 0.2 s an object.
 const FULL_BYTES: usize = if cfg!(miri) { SECTION_BYTES / 16 } else { SECTION_BYTES };
 
-impl Owned {
+impl OwnedPool {
     fn new(bytes_max: usize) -> Self {
         let pool = Pool::new(bytes_max, None, &Arc::new(Nodes::pretended(1, |_| 0)));
         pool.provision(SECTION_BYTES, |_| true).unwrap();
@@ -88,7 +88,7 @@ impl Owned {
 
 #[test]
 fn objects_of_every_size_come_back() {
-    let mut owned = Owned::new(64 << 20);
+    let mut owned = OwnedPool::new(64 << 20);
     owned.pool.provision(48 << 20, |_| true).unwrap();
     for bytes in (1..=PAGE_BYTES).step_by(if cfg!(miri) { 397 } else { 1 }) {
         assert!(owned.insert(bytes));
@@ -103,7 +103,7 @@ fn objects_of_every_size_come_back() {
 
 #[test]
 fn freeing_everything_frees_every_frame() {
-    let mut owned = Owned::new(8 << 20);
+    let mut owned = OwnedPool::new(8 << 20);
     owned.pool.set_limit(FULL_BYTES);
     while owned.insert(1000) {}
     assert!(owned.pool.bytes() > FULL_BYTES - 9 * PAGE_BYTES);
@@ -118,7 +118,7 @@ fn freeing_everything_frees_every_frame() {
 
 /// Sizes like those of compressed pages: log-normal around 1150 bytes, and one in twenty raw. With
 /// these, zsmalloc's classes take 1.024 times the bytes of fresh objects.
-fn fill_as_pages(owned: &mut Owned, objects: usize) {
+fn fill_as_pages(owned: &mut OwnedPool, objects: usize) {
     for _ in 0..objects {
         let r = owned.random();
         let normal: f64 = (0..8).map(|i| f64::from((r >> (i * 7)) as u8 & 0x7f) / 127.0).sum();
@@ -131,7 +131,7 @@ fn fill_as_pages(owned: &mut Owned, objects: usize) {
 #[test]
 #[cfg_attr(miri, ignore = "too many objects; the other tests cover the same paths")]
 fn held_bytes_stay_near_object_bytes() {
-    let mut owned = Owned::new(512 << 20);
+    let mut owned = OwnedPool::new(512 << 20);
     owned.pool.provision(400 << 20, |_| true).unwrap();
     fill_as_pages(&mut owned, 200_000);
     let fresh = owned.overhead();
@@ -154,7 +154,7 @@ fn held_bytes_stay_near_object_bytes() {
 
 #[test]
 fn compaction_stops_at_an_owner_that_is_busy() {
-    let mut owned = Owned::new(8 << 20);
+    let mut owned = OwnedPool::new(8 << 20);
     for _ in 0..200 {
         assert!(owned.insert(1000));
     }
@@ -174,7 +174,7 @@ fn compaction_stops_at_an_owner_that_is_busy() {
 
 #[test]
 fn a_section_is_emptied_into_others_and_given_back() {
-    let mut owned = Owned::new(8 << 20);
+    let mut owned = OwnedPool::new(8 << 20);
     let count = if cfg!(miri) { 40 } else { 1500 };
     for i in 0..count {
         assert!(owned.insert(300 + i % 900));
@@ -191,7 +191,7 @@ fn a_section_is_emptied_into_others_and_given_back() {
 
 #[test]
 fn an_object_that_stays_makes_no_other_move_twice_and_gets_no_company() {
-    let mut owned = Owned::new(8 << 20);
+    let mut owned = OwnedPool::new(8 << 20);
     let count = 40;
     for _ in 0..3 * count {
         assert!(owned.insert(1000));
@@ -223,7 +223,7 @@ fn an_object_that_stays_makes_no_other_move_twice_and_gets_no_company() {
 
 #[test]
 fn a_section_with_nowhere_to_go_says_so_and_keeps_its_objects() {
-    let mut owned = Owned::new(SECTION_BYTES);
+    let mut owned = OwnedPool::new(SECTION_BYTES);
     owned.pool.set_limit(FULL_BYTES);
     while owned.insert(2000) {}
     let inserted = owned.next as usize;
@@ -236,7 +236,7 @@ fn a_section_with_nowhere_to_go_says_so_and_keeps_its_objects() {
 
 #[test]
 fn a_pool_without_frames_refuses_and_stays_whole() {
-    let mut owned = Owned::new(SECTION_BYTES);
+    let mut owned = OwnedPool::new(SECTION_BYTES);
     owned.pool.set_limit(FULL_BYTES);
     while owned.insert(PAGE_BYTES) {}
     assert_eq!(owned.pool.bytes(), FULL_BYTES);
@@ -251,7 +251,7 @@ fn a_pool_without_frames_refuses_and_stays_whole() {
 /// Miri checks here that the lock orders all accesses.
 #[test]
 fn the_lock_of_an_entry_guards_the_bytes_of_its_object() {
-    let owned = Owned::new(SECTION_BYTES);
+    let owned = OwnedPool::new(SECTION_BYTES);
     let pool = &owned.pool;
     let entry = Entry::new();
     let header = Header { owner: SwapEntry(1), checksum: 0 };
@@ -299,7 +299,7 @@ fn several_threads_that_lack_memory_bring_one_section() {
 #[test]
 fn the_next_section_is_set_aside_as_the_last_one_fills() {
     const RESERVE: usize = SECTION_BYTES / 4;
-    let mut owned = Owned::new(2 * SECTION_BYTES);
+    let mut owned = OwnedPool::new(2 * SECTION_BYTES);
     let mut before = 0;
     while owned.pool.free_bytes() > RESERVE {
         let ahead = owned.pool.bytes_ahead(RESERVE);

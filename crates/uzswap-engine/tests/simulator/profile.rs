@@ -31,7 +31,7 @@ pub enum Kind {
 
 /// The order in which a thread uses its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum Pattern {
     /// At random; a thread that stores may also go in order.
     Any,
     /// In order, again and again.
@@ -50,7 +50,7 @@ pub struct Role {
     pub kinds: &'static [(Kind, u64)],
     /// The content that a thread stores; `None` for pages of all kinds.
     pub content: Option<Content>,
-    pub order: Order,
+    pub order: Pattern,
 }
 
 /// One item, by its weight.
@@ -87,21 +87,21 @@ pub const EVERYTHING: Role = Role {
         (Kind::Shrink, 5),
     ],
     content: None,
-    order: Order::Any,
+    order: Pattern::Any,
 };
 
 /// Stores incompressible pages.
 pub const FILL: Role = Role {
     kinds: &[(Kind::Store, 100), (Kind::Load, 1)],
     content: Some(Content::Random),
-    order: Order::Around,
+    order: Pattern::Around,
 };
 
 /// Stores pages past the pool, and drops most of them from time to time.
 pub const THROUGH: Role = Role {
     kinds: &[(Kind::StoreThrough, 80), (Kind::Discard, 5), (Kind::Load, 2)],
     content: Some(Content::Random),
-    order: Order::Tides(20),
+    order: Pattern::Tides(20),
 };
 
 /// The bias of histories: one value of each slice. Without a bias some events would hardly ever
@@ -170,9 +170,9 @@ pub const PROFILES: &[Profile] = &[
         share: 8,
         roles: &[
             THROUGH,
-            Role { order: Order::Tides(0), ..FILL },
+            Role { order: Pattern::Tides(0), ..FILL },
             THROUGH,
-            Role { order: Order::Tides(0), ..FILL },
+            Role { order: Pattern::Tides(0), ..FILL },
             THROUGH,
         ],
         workers: &[5],
@@ -223,7 +223,11 @@ pub const PROFILES: &[Profile] = &[
         name: "flood",
         share: 2,
         roles: &[
-            Role { kinds: &[(Kind::Store, 1)], content: Some(Content::Text), order: Order::Trunks },
+            Role {
+                kinds: &[(Kind::Store, 1)],
+                content: Some(Content::Text),
+                order: Pattern::Trunks,
+            },
             FILL,
         ],
         workers: &[2, 3],
@@ -245,7 +249,7 @@ pub const PROFILES: &[Profile] = &[
         roles: &[Role {
             kinds: &[(Kind::Store, 1)],
             content: Some(Content::Mixed),
-            order: Order::Tides(0),
+            order: Pattern::Tides(0),
         }],
         workers: &[1],
         count: &[20_000],

@@ -35,12 +35,12 @@ pub struct History {
 }
 
 /// A value of a sample, with the sample before it.
-type Value = fn(&Sample, &Sample) -> f64;
+type Reading = fn(&Sample, &Sample) -> f64;
 
 /// A plot: lines, each with its name.
 struct Plot {
     title: &'static str,
-    lines: &'static [(&'static str, Value)],
+    lines: &'static [(&'static str, Reading)],
     show: fn(f64) -> String,
 }
 
@@ -160,7 +160,8 @@ impl History {
 
     fn draw(&self, plot: &Plot, html: &mut String) {
         let pairs = || self.samples.iter().zip(self.samples.iter().skip(1));
-        let values = |value: Value| pairs().map(move |(before, now)| (now.at, value(now, before)));
+        let values =
+            |value: Reading| pairs().map(move |(before, now)| (now.at, value(now, before)));
         let all = plot.lines.iter().flat_map(|(_, value)| values(*value));
         let top = all.map(|(_, value)| value).fold(0.0, f64::max);
         let scale = if top > 0.0 { top } else { 1.0 };

@@ -135,14 +135,14 @@ impl World {
 }
 
 /// The result of a call: its answer, memory, and other effect.
-type Seen = (i64, Vec<u8>, Vec<u8>);
+type Observed = (i64, Vec<u8>, Vec<u8>);
 
 fn number_of(name: &str) -> i64 {
     let row = ROWS.iter().find(|row| row.name == name);
     row.unwrap_or_else(|| panic!("there is no call {name}")).number.into()
 }
 
-fn make(world: &mut World, probe: &Probe) -> Seen {
+fn make(world: &mut World, probe: &Probe) -> Observed {
     world.used = 0;
     // SAFETY: memory of ours.
     unsafe { std::ptr::write_bytes(world.base, 0, PAGES * PAGE) };
@@ -169,7 +169,7 @@ fn make(world: &mut World, probe: &Probe) -> Seen {
 }
 
 /// The difference of two results, if there is one.
-fn compare(probe: &Probe, there: &Seen, absent: &Seen) -> Option<String> {
+fn compare(probe: &Probe, there: &Observed, absent: &Observed) -> Option<String> {
     let is_same = match probe.answer {
         Answer::Same => there.0 == absent.0,
         Answer::Number => there.0 == absent.0,

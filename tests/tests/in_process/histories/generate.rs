@@ -33,14 +33,14 @@ enum Place {
 type Make = fn(&mut Maker, Place, usize);
 
 /// A kind of operations: its weight, its places, and the function that makes one.
-struct Kind {
+struct OperationKind {
     weight: u64,
     places: &'static [Place],
     make: Make,
 }
 
-const fn kind(weight: u64, places: &'static [Place], make: Make) -> Kind {
-    Kind { weight, places, make }
+const fn kind(weight: u64, places: &'static [Place], make: Make) -> OperationKind {
+    OperationKind { weight, places, make }
 }
 
 use Place::{Child, Handler, Main, Narrow, Thread};
@@ -49,7 +49,7 @@ const WIDE: &[Place] = &[Main, Child, Thread, Handler];
 const CALM: &[Place] = &[Main, Child, Thread];
 const FIRST: &[Place] = &[Main];
 
-const KINDS: &[Kind] = &[
+const KINDS: &[OperationKind] = &[
     kind(10, WIDE, Maker::map),
     kind(8, ANYWHERE, Maker::fill),
     kind(6, ANYWHERE, Maker::check),
@@ -100,7 +100,7 @@ const KINDS: &[Kind] = &[
 struct Maker {
     noise: Noise,
     lines: Vec<String>,
-    kinds: Vec<&'static Kind>,
+    kinds: Vec<&'static OperationKind>,
     /// The assumed number of pages of each slot, 0 for none. When the history runs, the real number
     /// may differ.
     pages: [u64; SLOTS as usize],

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(25);
 
 /// A way to run a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Setup {
     Alone,
     /// In-process, by userfaultfd.
     Uffd,
@@ -28,7 +28,7 @@ pub enum Way {
 
 /// The outcome of a run.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct Transcript {
     /// The transcript, which ends with the status.
     pub told: String,
     /// Standard error of the history and of uzswap.
@@ -73,16 +73,16 @@ impl Rig {
     }
 
     /// Runs a history in a folder of its own.
-    pub fn run(&self, history: &str, way: Way) -> Seen {
+    pub fn run(&self, history: &str, way: Setup) -> Transcript {
         let work = tempfile::tempdir_in(self.folder.path()).unwrap();
         fs::set_permissions(work.path(), fs::Permissions::from_mode(0o777)).unwrap();
         fs::copy(self.path("library.so"), work.path().join("library.so")).unwrap();
         fs::write(work.path().join("history"), history).unwrap();
         let mut command = nobody();
-        if way == Way::Denied {
+        if way == Setup::Denied {
             command.arg(self.path("deny"));
         }
-        if way != Way::Alone {
+        if way != Setup::Alone {
             command.arg(self.path("uzswap"));
             command.args(["run", "--in-process", "--memory", MEMORY, "--"]);
             command.env("HISTORY_LEAVES", "1");
@@ -93,7 +93,7 @@ impl Rig {
     }
 
     /// Runs a command. Kills all its processes at its end or after the time limit.
-    fn watch(&self, command: &mut Command) -> Seen {
+    fn watch(&self, command: &mut Command) -> Transcript {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let group = Pid::from_child(&child);
@@ -129,7 +129,7 @@ impl Rig {
                 },
             };
             let has_left = said.contains("leaves\n");
-            Seen { told, said, has_left }
+            Transcript { told, said, has_left }
         })
     }
 }

@@ -1,11 +1,11 @@
 //! Reduces a history whose transcripts differ: drops operations while they still differ.
 
-use super::run::{Rig, Way};
+use super::run::{Rig, Setup};
 use std::time::{Duration, Instant};
 
 /// Drops lines while `differs` holds, many at first and single lines at the end. A block without
 /// the operation above it does nothing, so its lines can be dropped later.
-pub fn shrink(rig: &Rig, history: &str, way: Way, time: Duration) -> String {
+pub fn shrink(rig: &Rig, history: &str, way: Setup, time: Duration) -> String {
     let deadline = Instant::now() + time;
     let mut lines: Vec<String> = history.lines().map(str::to_owned).collect();
     let mut size = lines.len().div_ceil(2);
@@ -35,8 +35,8 @@ fn text(lines: &[String]) -> String {
 }
 
 /// True if one of three runs in-process differs from two equal runs alone.
-pub fn differs(rig: &Rig, history: &str, way: Way) -> bool {
-    let alone = rig.run(history, Way::Alone).told;
+pub fn differs(rig: &Rig, history: &str, way: Setup) -> bool {
+    let alone = rig.run(history, Setup::Alone).told;
     (0..3).any(|_| rig.run(history, way).told != alone)
-        && rig.run(history, Way::Alone).told == alone
+        && rig.run(history, Setup::Alone).told == alone
 }

@@ -25,13 +25,13 @@ fn broken_up(slots: &Slots) -> usize {
 
 /// The taken segments, and the single slots.
 #[derive(Default)]
-struct Taken {
+struct TakenSlots {
     segments: Vec<Segment>,
     slots: Vec<Slot>,
     all: HashSet<Slot>,
 }
 
-impl Taken {
+impl TakenSlots {
     fn add_segment(&mut self, segment: Segment) {
         let first = segment.0 * BATCH as u32;
         for slot in (first..first + BATCH as u32).map(Slot) {
@@ -72,7 +72,7 @@ fn any_sequence_keeps_free_and_used_the_whole() {
     for (seed, bytes, batch) in [(1, 2 * MIB, 64), (2, 7 * MIB + 300_000, 64), (3, 9 * MIB, 1)] {
         let slots = Slots::with_batch(bytes, Layout::Sealed, batch);
         let slots = started(slots);
-        let (mut noise, mut taken) = (Noise::new(seed), Taken::default());
+        let (mut noise, mut taken) = (Noise::new(seed), TakenSlots::default());
         let total = slots.segments.count() * BATCH;
         for step in 0..20_000 {
             // The backing fills and empties in turn.
@@ -119,7 +119,7 @@ fn any_sequence_keeps_free_and_used_the_whole() {
 #[test]
 fn no_slot_is_found_only_when_none_is_free_anywhere() {
     let slots = slots(4 * MIB);
-    let mut taken = Taken::default();
+    let mut taken = TakenSlots::default();
     while let Some(slot) = slots.take_slot(0) {
         taken.add_slot(slot);
     }

@@ -20,9 +20,9 @@ fn compress(encoder: &mut Lz4, page: &Page) -> Vec<u8> {
 }
 
 /// The rest of an object.
-struct Reader<'a>(&'a [u8]);
+struct ByteReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count);
         self.0 = rest;
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
 /// Decodes by the description of the format, with its conditions for the end of a block, which
 /// not every decoder checks.
 fn decode_strictly(object: &[u8]) -> Vec<u8> {
-    let mut reader = Reader(object);
+    let mut reader = ByteReader(object);
     let mut page: Vec<u8> = vec![];
     let mut last_match = 0..0;
     loop {

@@ -152,13 +152,13 @@ fn room_for_the_object_is_enough_and_less_is_not() {
 }
 
 /// A made-up stream and the page it makes.
-struct Stream {
+struct BitStream {
     object: Vec<u8>,
     page: Vec<u8>,
     state: usize,
 }
 
-impl Stream {
+impl BitStream {
     /// Instructions of all forms that reach within a page, in any order that is allowed.
     fn new(random: &mut Random) -> Self {
         let mut stream = Self { object: vec![], page: vec![], state: 0 };
@@ -274,7 +274,7 @@ fn streams_of_any_encoder_decode() {
     let mut lzo = Lzo::new();
     let mut random = Random(0xFEED_F00D);
     for _ in 0..10_000 {
-        let stream = Stream::new(&mut random);
+        let stream = BitStream::new(&mut random);
         assert!(lzokay_decompress(&stream.object).is_some_and(|page| page[..] == stream.page));
         let ours = decompress(&mut lzo, &stream.object);
         assert!(ours.is_ok_and(|page| page[..] == stream.page), "{:02x?}", stream.object);
@@ -287,7 +287,7 @@ fn damaged_streams_never_panic() {
     let mut random = Random(0xBAD_CAFE);
     let mut survivors = 0;
     for _ in 0..10_000 {
-        let Stream { mut object, .. } = Stream::new(&mut random);
+        let BitStream { mut object, .. } = BitStream::new(&mut random);
         for _ in 0..random.skewed(4) {
             let at = random.below(object.len());
             match random.below(4) {

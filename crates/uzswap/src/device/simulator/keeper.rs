@@ -27,7 +27,7 @@ struct Participant {
     outbox: Outbox,
 }
 
-struct Maker {
+struct MakerWire {
     wire: WireId,
 }
 
@@ -59,7 +59,7 @@ pub struct KeeperProcess {
     awaits_room: bool,
     has_new_room: bool,
     members: Vec<Participant>,
-    maker: Option<Maker>,
+    maker: Option<MakerWire>,
     off: Option<Pid>,
     retry_at: Option<Duration>,
     orphans_until: Option<Duration>,
@@ -294,7 +294,7 @@ impl KeeperProcess {
         world.devices_made += 1;
         world.parts.insert(world.devices_made, part);
         world.send(wire, me, Message::Make(world.devices_made));
-        self.maker = Some(Maker { wire });
+        self.maker = Some(MakerWire { wire });
     }
 
     fn hear_maker(&mut self, world: &mut World, me: Pid) {
