@@ -284,8 +284,11 @@ unsafe fn deliver(
         // SAFETY: the caller's promise.
         unsafe { die_by(signal, info, context) };
     }
-    // The program's stack may have to be brought in, and the kernel has blocked this signal.
-    unblock(signal);
+    // The program's stack may have to be brought in. If this signal is ours, the kernel has blocked
+    // the signals by which pages come in.
+    if OURS & 1 << (signal - 1) != 0 {
+        unblock_ours();
+    }
     // SAFETY: as above.
     plan.frame = unsafe { copy(action, interrupted, info, sp) };
     // SAFETY: it was just made.
@@ -296,14 +299,11 @@ unsafe fn deliver(
     unsafe { go(&plan) }
 }
 
-/// Unblocks a signal if faults of pages raise it.
-fn unblock(signal: i32) {
-    let set = OURS & 1 << (signal - 1);
-    if set != 0 {
-        let arguments = [libc::SIG_UNBLOCK as u64, &raw const set as u64, 0, 8, 0, 0];
-        // SAFETY: the set outlives the call, which changes nothing but the thread's mask.
-        unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
-    }
+fn unblock_ours() {
+    let set = OURS;
+    let arguments = [libc::SIG_UNBLOCK as u64, &raw const set as u64, 0, 8, 0, 0];
+    // SAFETY: the set outlives the call, which changes nothing but the thread's mask.
+    unsafe { raw(libc::SYS_rt_sigprocmask as u64, arguments) };
 }
 
 /// True if the kernel has begun a handler on the program's stack for signals because we asked for

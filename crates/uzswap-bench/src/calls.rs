@@ -119,7 +119,8 @@ pub fn run(bench: &Bench, arguments: &CallsArguments) -> Result<Section, Failure
     let starts = bench.pick(5, 300, 1500);
     let command = [own.display().to_string(), "make-starts".into(), format!("--starts={starts}")];
     let (_, stdout) = measure(bench, How::Spare, 8 << 30, &command)?;
-    let made: Vec<starts::StartTimes> = serde_json::from_str(&stdout).context("the program's output")?;
+    let made: Vec<starts::StartTimes> =
+        serde_json::from_str(&stdout).context("the program's output")?;
     section = section
         .text(format!("Programs, each started {starts} times in each way, in turns; medians."))
         .table(starts::table(&made))
