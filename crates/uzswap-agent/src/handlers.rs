@@ -12,7 +12,7 @@
 //! address. When the handler returns, the thread continues in our code, unless the handler has set
 //! another address. If the handler never returns, the call is over: [`crate::thread`].
 
-use crate::signals::{KernelAction, OURS};
+use crate::signals::{KernelAction, OURS, never_blocked};
 use crate::{seen, stacks, stage, thread};
 use std::arch::naked_asm;
 use std::ptr;
@@ -93,7 +93,7 @@ pub fn of_program(signal: u64) -> KernelAction {
 /// memory (`vfork`). The handlers of such a caller do not begin in our code. Called in our own
 /// code.
 pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
-    let mut given = KernelAction { mask: action.mask & !OURS, ..*action };
+    let mut given = KernelAction { mask: action.mask & !never_blocked(), ..*action };
     if let Some(entry) = ACTIONS.get(signal as usize)
         && is_wrapped(signal, action)
         && !is_other
@@ -256,7 +256,7 @@ unsafe fn deliver(
     // SAFETY: the kernel's description, which is the handler's to change.
     let interrupted = unsafe { &mut *context };
     let own = if action.flags & SA_NODEFER == 0 { 1 << (signal - 1) } else { 0 };
-    let mask = (interrupted.mask | action.mask | own) & !OURS;
+    let mask = (interrupted.mask | action.mask | own) & !never_blocked();
     // SAFETY: where the kernel has put it.
     let frame = unsafe { context.byte_sub(std::mem::offset_of!(OnStack, context)) }.cast();
     let mut plan = Plan {
@@ -574,7 +574,7 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
         if let Some(ours) = stacks::ours().filter(|_| !stage::is_confined()) {
             to.stack = ours;
         }
-        to.mask &= !OURS;
+        to.mask &= !never_blocked();
         to
     }
 }
@@ -582,6 +582,6 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
 /// Ends a handler that ran where the kernel had begun it.
 unsafe extern "C" fn end_in_place(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
-    unsafe { (*context).mask &= !OURS };
+    unsafe { (*context).mask &= !never_blocked() };
     context
 }

@@ -2,7 +2,7 @@
 //! call that waits for signals gets ours.
 
 use crate::pins::{Pins, make, make_once, peek, pin_touched};
-use crate::signals::OURS;
+use crate::signals::never_blocked;
 use crate::{Agent, layout};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome};
@@ -28,7 +28,7 @@ pub fn without_ours(agent: &Agent, call: &mut Call, at: usize) -> Outcome {
     pin_others(&mut pins, call);
     pins.pin(call.arguments[at], SET);
     // The kernel refuses memory that cannot be read.
-    let set = peek::<u64>(call.arguments[at]).map(|set| set & !OURS);
+    let set = peek::<u64>(call.arguments[at]).map(|set| set & !never_blocked());
     let given = call.arguments[at];
     if let Some(set) = &set {
         call.arguments[at] = std::ptr::from_ref(set) as u64;
@@ -81,7 +81,7 @@ pub fn select(agent: &Agent, call: &mut Call) -> Outcome {
     if let Some(given) = given {
         pins.pin(given.set, SET);
     }
-    let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !OURS);
+    let set = given.and_then(|given| peek::<u64>(given.set)).map(|set| set & !never_blocked());
     let changed = set.as_ref().map(|set| MaskArgument {
         set: std::ptr::from_ref(set) as u64,
         bytes: given.map_or(SET, |given| given.bytes),

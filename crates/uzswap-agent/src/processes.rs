@@ -34,10 +34,10 @@ pub fn mask(agent: Option<&Agent>, call: &mut Call) -> Outcome {
     let given;
     if set != 0 && how != libc::SIG_UNBLOCK as u64 && bytes == 8 {
         let Some(asked) = set_at(set) else { return refuse(call, libc::EFAULT) };
-        given = asked & !OURS;
+        given = asked & !signals::never_blocked();
         arguments[1] = &raw const given as u64;
     }
-    // SAFETY: the program's own call, with a set that lacks two signals.
+    // SAFETY: the program's own call, with a set that lacks some signals.
     call.result = unsafe { raw(call.number, arguments) };
     Outcome::Done
 }

@@ -11,7 +11,7 @@
 //! program whose `read` has to end when an alarm rings would read for ever. The waiting signals are
 //! read last. A signal that arrives later counts as if it had arrived just before the call.
 
-use crate::signals::{KernelAction, OURS};
+use crate::signals::{KernelAction, never_blocked};
 use libc::c_long;
 use uzswap_calls::stop::WaitedCall;
 use uzswap_calls::{Patcher, raw};
@@ -89,7 +89,7 @@ fn waiting(blocked: u64) -> Option<u64> {
     let mut set = 0u64;
     // SAFETY: the kernel writes the eight bytes of a set.
     unsafe { raw(libc::SYS_rt_sigpending as u64, [&raw mut set as u64, 8, 0, 0, 0, 0]) };
-    let set = set & !blocked & !OURS;
+    let set = set & !blocked & !never_blocked();
     (1..=64u64).filter(|signal| set & 1 << (signal - 1) != 0).find_map(|signal| {
         let mut action = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
         // SAFETY: without a new action, the kernel writes the present one to `action`, which has

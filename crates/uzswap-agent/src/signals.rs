@@ -1,23 +1,34 @@
 //! The signals that are ours, and actions of signals in the kernel's form.
 
+use crate::withheld;
 use std::mem::MaybeUninit;
 use uzswap_calls::raw;
+use uzswap_region::Mode;
 
-/// Signals that must reach us: faults, and a replaced instruction.
-pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | 1 << (libc::SIGSEGV - 1);
+/// Signals with an action of ours: faults, and a replaced instruction.
+pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | SEGV;
+pub const SEGV: u64 = 1 << (libc::SIGSEGV - 1);
 
-/// Sets the calling thread's mask, without our signals.
+/// Signals that no thread may block, because they must reach us. A program that blocks SIGSEGV, and
+/// waits for one that a process sends, sees no difference while no fault of ours raises it.
+pub fn never_blocked() -> u64 {
+    match crate::mode() == Mode::Protection || withheld::is_used() {
+        true => OURS,
+        false => OURS & !SEGV,
+    }
+}
+
+/// Sets the calling thread's mask, without the signals that must reach us.
 pub fn set_mask(mask: u64) {
-    exchange_mask(mask);
+    exchange_mask(mask & !never_blocked());
 }
 
 /// Blocks all signals but ours in the calling thread, and returns its former mask.
 pub fn block() -> u64 {
-    exchange_mask(!0)
+    exchange_mask(!OURS)
 }
 
 fn exchange_mask(mask: u64) -> u64 {
-    let mask = mask & !OURS;
     let mut before = 0u64;
     let [set, old] = [&raw const mask as u64, &raw mut before as u64];
     let arguments = [libc::SIG_SETMASK as u64, set, old, size_of::<u64>() as u64, 0, 0];

@@ -17,13 +17,14 @@
 //! allocates nothing.
 
 use crate::pins::peek_bytes;
-use crate::{inside, is_inside, thread};
+use crate::{inside, is_inside, takeover, thread};
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uzswap_calls::{raw, sites, table};
+use uzswap_region::Mode;
 use uzswap_sys::fault_signals::is_other_process;
 use uzswap_sys::map::{self, PAGE_BYTES};
 
@@ -160,14 +161,31 @@ pub enum Fetched {
     Foreign,
 }
 
+/// True if memory has been withheld, so that faults of fetches raise SIGSEGV.
+pub fn is_used() -> bool {
+    IS_USED.load(Relaxed)
+}
+
+/// Prepares the first use. Returns false if a thread of the program blocks SIGSEGV: its first fetch
+/// from withheld memory would end the process.
+fn begin() -> bool {
+    // No thread blocks the signal from now on.
+    IS_USED.store(true, Relaxed);
+    let may_come = crate::mode() == Mode::Protection || !takeover::blocks_segv();
+    IS_USED.store(may_come, Relaxed);
+    may_come
+}
+
 /// Withholds the execution of private memory of no file that the program has just made executable
 /// and writable. The layout is locked.
 pub fn withhold(range: Range<usize>) {
     if range.is_empty() || IS_OVER.load(Relaxed) {
         return;
     }
+    if !IS_USED.load(Relaxed) && !begin() {
+        return IS_OVER.store(true, Relaxed);
+    }
     let mut withheld = lock();
-    IS_USED.store(true, Relaxed);
     match set_access(&range, PROT_READ | PROT_WRITE) {
         true => withheld.add(range),
         // A part of the range may have lost its permission to execute.

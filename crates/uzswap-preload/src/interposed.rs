@@ -1,8 +1,8 @@
 //! Functions that override the C library's by name: the allocator, to count a program's memory,
 //! forks, and signals. After the takeover the agent sees all other calls, from any caller.
 //!
-//! SIGBUS, SIGILL and SIGSEGV are never blocked. The program's handlers get those of these signals
-//! that are not ours.
+//! SIGBUS and SIGILL are never blocked, nor is SIGSEGV where faults of pages raise it. The program's
+//! handlers get those of these signals that are not ours.
 
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
@@ -15,6 +15,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use uzswap_tree::front::{FILTERED, Fork};
 use uzswap_tree::{devices, left};
+
+/// Keeps SIGSEGV, by which faults come, from being blocked.
+pub fn protect() {
+    masks::add_ours(libc::SIGSEGV);
+}
 
 unsafe extern "C" {
     // Functions of the C library, by names that no library overrides.
@@ -29,7 +34,8 @@ unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Acti
     unsafe {
         let mut action = new.as_ref().copied();
         if let Some(action) = &mut action {
-            for signal in (1..=64).filter(|signal| masks::OURS & masks::bit(*signal) != 0) {
+            let ours = masks::ours();
+            for signal in (1..=64).filter(|signal| ours & masks::bit(*signal) != 0) {
                 libc::sigdelset(&mut action.sa_mask, signal);
             }
         }

@@ -85,6 +85,9 @@ extern "C" fn begin() {
         return say(&[b"the C library has no room for its handlers"]);
     }
     let protects = tree.table().protects.load(Relaxed) != 0;
+    if protects {
+        interposed::protect();
+    }
     let front = Front {
         form: FORM,
         tree,

@@ -2,6 +2,7 @@
 
 use libc::{c_int, c_long, sigset_t};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A set of one signal, as the kernel has it.
 pub const fn bit(signal: c_int) -> u64 {
@@ -9,7 +10,15 @@ pub const fn bit(signal: c_int) -> u64 {
 }
 
 /// Signals that must reach the agent.
-pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGILL) | bit(libc::SIGSEGV);
+static OURS: AtomicU64 = AtomicU64::new(bit(libc::SIGBUS) | bit(libc::SIGILL));
+
+pub fn ours() -> u64 {
+    OURS.load(Relaxed)
+}
+
+pub fn add_ours(signal: c_int) {
+    OURS.fetch_or(bit(signal), Relaxed);
+}
 
 /// `rt_sigprocmask` without our signals: 0, or -1 and `errno`.
 ///
@@ -18,7 +27,7 @@ pub const OURS: u64 = bit(libc::SIGBUS) | bit(libc::SIGILL) | bit(libc::SIGSEGV)
 pub unsafe fn set_mask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_long {
     // The C library's own two signals, which a program may not block.
     const INTERNAL: u64 = 0b11 << 31;
-    let kept = if how == libc::SIG_UNBLOCK { 0 } else { OURS | INTERNAL };
+    let kept = if how == libc::SIG_UNBLOCK { 0 } else { ours() | INTERNAL };
     // Signals from 1 on: the C library's set begins with the kernel's.
     // SAFETY: the caller passes a set, or null.
     let set = unsafe { set.cast::<u64>().as_ref() }.map(|set| *set & !kept);
@@ -36,7 +45,7 @@ pub unsafe fn set_whole_mask(set: *const sigset_t) {
     let (how, none) = (libc::SIG_SETMASK, ptr::null_mut::<sigset_t>());
     // SAFETY: the caller's promise; the C library's set begins with the kernel's.
     unsafe {
-        let set = *set.cast::<u64>() & !OURS;
+        let set = *set.cast::<u64>() & !ours();
         libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const set, none, size_of::<u64>());
     }
 }
