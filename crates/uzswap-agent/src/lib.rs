@@ -76,7 +76,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
-use uzswap_sys::fault_signals::{self, Blocked};
+use uzswap_sys::fault_signals;
 use uzswap_sys::{map, own_threads, pid_namespace};
 use uzswap_tree::front::{Front, PLACE, STACK};
 use uzswap_tree::share::Allowance;
@@ -131,20 +131,25 @@ fn is_inside() -> bool {
 
 /// While a thread has this value, the agent does not look at the thread's calls, and no signal
 /// handler runs in it.
+///
+/// A handler that has waited begins as soon as its signal is no longer blocked, may fork, and may
+/// never return. So the thread is inside only while signals are blocked. Both changes of its mask
+/// are calls that no replaced instruction makes.
 struct Inside {
     was: bool,
-    blocked: Option<Blocked>,
+    mask: u64,
 }
 
 fn inside() -> Inside {
+    let mask = signals::block_for_work();
     let was = thread::with(|thread| thread.is_inside.replace(true));
-    Inside { was, blocked: Some(Blocked::all()) }
+    Inside { was, mask }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        drop(self.blocked.take());
         thread::with(|thread| thread.is_inside.set(self.was));
+        signals::set_mask(self.mask);
     }
 }
 

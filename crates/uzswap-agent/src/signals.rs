@@ -28,6 +28,13 @@ pub fn block() -> u64 {
     exchange_mask(!OURS)
 }
 
+/// The same, but for the signal by which the C library changes the user of all threads. A thread
+/// waits for all others to take it, perhaps with a lock that this thread needs to start threads.
+pub fn block_for_work() -> u64 {
+    const SIGSETXID: u64 = 33;
+    exchange_mask(!(1 << (SIGSETXID - 1)))
+}
+
 fn exchange_mask(mask: u64) -> u64 {
     let mut before = 0u64;
     let [set, old] = [&raw const mask as u64, &raw mut before as u64];
