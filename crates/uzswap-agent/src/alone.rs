@@ -47,7 +47,7 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
         if result != -c_long::from(libc::EINVAL) {
             return result;
         }
-        pause();
+        threads::pause();
         looks += u32::from(!own_threads::are_coming());
     }
     make()
@@ -72,16 +72,10 @@ fn of_program() -> usize {
 pub extern "C" fn count() -> u64 {
     let mut looks = 0;
     while looks < LOOKS && !is_alone() {
-        pause();
+        threads::pause();
         looks += u32::from(!own_threads::are_coming());
     }
     of_program() as u64
-}
-
-fn pause() {
-    let pause = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
-    // SAFETY: sleeps; a signal ends it early.
-    unsafe { raw(libc::SYS_nanosleep as u64, [&raw const pause as u64, 0, 0, 0, 0, 0]) };
 }
 
 pub fn end_watching() {
@@ -130,6 +124,6 @@ fn await_others() {
 fn await_false(goes_on: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while goes_on() && Instant::now() < deadline {
-        pause();
+        threads::pause();
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::pins::{
     GivenMemory, MOST, Pins, TRIES, UNTOLD, is_moved_whole, make, make_once, make_until_it_sees,
-    moves_nothing_by_error, pin_message, pin_touched, pin_vector, used_of_futex,
+    moves_nothing_by_error, pin_message, pin_touched, pin_vector, refuse, used_of_futex,
 };
 use crate::transfer::{TakenPart, in_blocks};
-use crate::{Agent, layout, own_files, parts, stage, whole};
+use crate::{Agent, layout, own_descriptors, own_files, parts, stage, unlisted, whole};
 use libc::c_long;
 use uzswap_calls::table::Buffer;
 use uzswap_calls::{Call, Outcome, raw};
@@ -56,6 +56,9 @@ pub fn pinned(agent: &Agent, call: &mut Call, buffers: &[Buffer]) -> Outcome {
         }
     } else {
         make(agent, call);
+    }
+    if call.number as c_long == libc::SYS_getdents64 {
+        unlisted::correct_folder(call);
     }
     drop(pins);
     Outcome::Done
@@ -178,6 +181,10 @@ fn pin_buffer(pins: &mut Pins<'_>, call: &Call, buffer: Buffer) {
 /// result. Each call waits until its memory can be pinned, because some calls cannot be repeated
 /// ([`is_done_by_then`]).
 pub fn touched(agent: &Agent, call: &mut Call, arguments: &[usize]) -> Outcome {
+    let is_of_descriptor = matches!(call.number as c_long, libc::SYS_fcntl | libc::SYS_fstat);
+    if is_of_descriptor && own_descriptors::is_ours(call.arguments[0] as i32) {
+        return refuse(call, libc::EBADF);
+    }
     let is_futex = call.number as c_long == libc::SYS_futex;
     let arguments = if is_futex { used_of_futex(call.arguments[1]) } else { arguments };
     let is_complete = stage::is_complete();

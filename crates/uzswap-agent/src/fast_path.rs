@@ -69,7 +69,7 @@ fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
         // The call may read the kernel's list of pages.
         libc::SYS_pread64 if (c | d) % 8 == 0 && HAS_GUARDS.load(Relaxed) => return None,
         libc::SYS_read | libc::SYS_write | libc::SYS_pread64 | libc::SYS_pwrite64 => {
-            if own_files::may_show_memory() {
+            if own_files::may_be_of_process() {
                 return None;
             }
             ((b, c), (0, 0))

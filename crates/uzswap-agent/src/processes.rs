@@ -3,27 +3,12 @@
 use crate::execute::bytes_of;
 use crate::pins::{Pins, peek, peek_bytes, poke, refuse};
 use crate::signals::{self, KernelAction, OURS};
-use crate::{Agent, adoption, forking, handlers, inside, layout, sharing, stage};
+use crate::{Agent, adoption, forking, handlers, inside, layout, own_descriptors, sharing, stage};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
-
-/// Descriptors of ours. The program must not close them: without them its pages are lost.
-static DESCRIPTORS: [AtomicI32; 256] = [const { AtomicI32::new(-1) }; 256];
-
-/// Notes which descriptors are ours.
-pub fn keep(descriptors: &[i32]) {
-    for (place, descriptor) in DESCRIPTORS.iter().zip(descriptors) {
-        place.store(*descriptor, Relaxed);
-    }
-}
-
-fn is_ours(descriptor: i32) -> bool {
-    descriptor >= 0 && DESCRIPTORS.iter().any(|ours| ours.load(Relaxed) == descriptor)
-}
 
 /// `rt_sigprocmask`: our signals are never blocked. Without an agent, this library itself made the
 /// call.
@@ -306,7 +291,7 @@ fn clear_handlers() {
 }
 
 pub fn close(call: &mut Call) -> Outcome {
-    if is_ours(call.arguments[0] as i32) {
+    if own_descriptors::is_ours(call.arguments[0] as i32) {
         return refuse(call, libc::EBADF);
     }
     Outcome::Bare
@@ -323,7 +308,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
     }
     let mut kept: Vec<u64> = {
         let _inside = inside();
-        let ours = DESCRIPTORS.iter().map(|ours| ours.load(Relaxed)).filter(|ours| *ours >= 0);
+        let ours = own_descriptors::all();
         ours.map(|ours| ours as u64).filter(|ours| (first..=last).contains(ours)).collect()
     };
     kept.sort_unstable();
@@ -343,7 +328,7 @@ pub fn close_range(call: &mut Call) -> Outcome {
 }
 
 pub fn duplicate(call: &mut Call) -> Outcome {
-    if is_ours(call.arguments[1] as i32) {
+    if own_descriptors::is_ours(call.arguments[1] as i32) {
         return refuse(call, libc::EBUSY);
     }
     Outcome::Bare

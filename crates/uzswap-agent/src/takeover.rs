@@ -9,10 +9,11 @@
 
 use crate::code::{Code, modules};
 use crate::stage::{self, Stage};
+use crate::written;
 use crate::{
     AGENT, Agent, adoption, calls, children, devices, fast_path, handlers, looker, restart, robust,
 };
-use crate::{layout, own_files, processes, seen, sharing, signals, stacks, threads, tree, written};
+use crate::{layout, own_descriptors, own_files, seen, sharing, signals, stacks, threads, tree};
 use rustix::process::{Resource, getrlimit};
 use std::ffi::{CStr, OsStr};
 use std::fs;
@@ -101,7 +102,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     // Our handler is to run after the pager's own.
     children::watch().map_err(|error| said(&error))?;
     let own_files = files_of(&pager.descriptors());
-    processes::keep(&pager.descriptors());
+    own_descriptors::keep(&pager.descriptors());
     fast_path::HAS_GUARDS.store(crate::mode() == Mode::Protection, Relaxed);
     take_signals().map_err(|error| said(&error))?;
     if !looker::apart(has_threads) {

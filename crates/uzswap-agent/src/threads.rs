@@ -22,6 +22,31 @@ pub fn ours() -> Vec<i32> {
     stop::threads().unwrap_or_default().into_iter().filter(is_ours).collect()
 }
 
+/// True for a thread of this library. Opens no file.
+pub fn is_ours(thread: i32) -> bool {
+    own_threads::all().chain(watcher()).any(|ours| ours == thread)
+}
+
+/// The number of these threads.
+pub fn count() -> usize {
+    let watcher = watcher().filter(|watcher| own_threads::all().all(|ours| ours != *watcher));
+    own_threads::all().count() + usize::from(watcher.is_some())
+}
+
+/// Waits until our threads that are beginning are known, at most 20 ms. They begin after a fork.
+pub fn await_all() {
+    const LOOKS: u32 = 100;
+    let is_known = || !own_threads::are_coming() && watcher().is_some();
+    (0..LOOKS).take_while(|_| !is_known()).for_each(|_| pause());
+}
+
+/// Waits a moment.
+pub fn pause() {
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
+    // SAFETY: sleeps; a signal ends it early.
+    unsafe { raw(libc::SYS_nanosleep as u64, [&raw const pause as u64, 0, 0, 0, 0, 0]) };
+}
+
 /// The number of this process, once we have seen that its first thread ended before other threads
 /// of the program's.
 static HAS_ENDED_FIRST: AtomicU32 = AtomicU32::new(0);

@@ -8,7 +8,7 @@ use crate::pins::{
     BYTES_MAX, Pins, TRIES, is_beyond, is_moved_whole, is_type, make_once, moves_nothing_by_error,
     status_of,
 };
-use crate::{Agent, layout, own_files, whole};
+use crate::{Agent, layout, own_files, unlisted, whole};
 use libc::c_long;
 use uzswap_calls::{Call, Outcome, raw};
 
@@ -44,6 +44,9 @@ pub fn transfer(agent: &Agent, call: &mut Call) -> Outcome {
     }
     if number == libc::SYS_pread64 {
         own_files::read_pagemap(agent, call);
+    }
+    if !is_write {
+        unlisted::correct_text(agent, call);
     }
     Outcome::Done
 }

@@ -1,5 +1,6 @@
-//! `uzswap run --in-process`: a program finds itself as it does alone, such as in its signal
-//! handlers. Each habit is a function of `habits/interrupted.c`.
+//! `uzswap run --in-process`: a program finds itself as it does alone: in its signal handlers, and
+//! in its own files of `/proc`. Each habit is a function of `habits/interrupted.c` or
+//! `habits/itself.c`.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -47,4 +48,9 @@ fn compare(program: &str, habits: &[&str]) {
 #[test]
 fn handlers_that_begin_behind_a_change_of_maps_fork_and_jump() {
     compare("interrupted.c", &["forks_in_handlers", "jumps_out_of_changes"]);
+}
+
+#[test]
+fn a_program_counts_neither_threads_nor_descriptors_of_ours() {
+    compare("itself.c", &["threads", "texts", "descriptors"]);
 }
