@@ -32,7 +32,7 @@ pub fn block() -> u64 {
 /// waits for all others to take it, perhaps with a lock that this thread needs to start threads.
 pub fn block_for_work() -> u64 {
     const SIGSETXID: u64 = 33;
-    exchange_mask(!(1 << (SIGSETXID - 1)))
+    exchange_mask(!(OURS | 1 << (SIGSETXID - 1)))
 }
 
 fn exchange_mask(mask: u64) -> u64 {
