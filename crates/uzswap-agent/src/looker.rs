@@ -8,7 +8,7 @@ use crate::thread;
 use rustix::thread::futex;
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use uzswap_sys::own_threads;
 use uzswap_tree::front::STACK;
 use uzswap_tree::variables::variables_bytes;
@@ -17,13 +17,23 @@ use uzswap_tree::variables::variables_bytes;
 const NONE: u32 = 0;
 const DO: u32 = 1;
 const END: u32 = 2;
-/// The present order. One thread gives orders at a time, and waits until the order is [`NONE`].
+/// A thread is about to give an order.
+const TAKEN: u32 = 3;
+/// The order is done, but its giver has not seen that yet.
+const DONE: u32 = 4;
+/// The present order. A thread that finds none takes the turn, gives its order, waits until the
+/// order is done, and gives the turn back.
 static ORDER: AtomicU32 = AtomicU32::new(NONE);
 /// The work of the thread that gave the order.
 static WORK: AtomicPtr<Work<'static>> = AtomicPtr::new(ptr::null_mut());
 type Work<'a> = &'a mut (dyn FnMut() + Send);
-/// True if the thread has been started, which may fail in any stage of the program.
-static IS_THERE: AtomicBool = AtomicBool::new(false);
+/// The process of the thread; 0 if it has not been started, which may fail in any stage of the
+/// program. A fork has no such thread yet.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+fn is_there() -> bool {
+    PROCESS.load(SeqCst) == std::process::id()
+}
 
 /// Starts the thread. Where that fails, the caller does the work itself.
 pub fn start() {
@@ -31,7 +41,7 @@ pub fn start() {
     let coming = own_threads::announce();
     let bytes = STACK + variables_bytes();
     let started = own_threads::start(c"uzswap-look", bytes, || run(coming));
-    IS_THERE.store(started.is_ok(), SeqCst);
+    PROCESS.store(if started.is_ok() { std::process::id() } else { 0 }, SeqCst);
     started.into_iter().for_each(own_threads::Started::leave);
 }
 
@@ -40,7 +50,12 @@ pub fn start() {
 /// has no descriptor for bringing pages in. For the same reason the work must not allocate from the
 /// C library, whose allocator would keep a cache for the thread.
 pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    if !IS_THERE.load(SeqCst) {
+    if !is_there() {
+        return work();
+    }
+    take_turn();
+    if !is_there() {
+        give_turn();
         return work();
     }
     let (mut work, mut result) = (Some(work), None);
@@ -52,19 +67,37 @@ pub fn apart<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 }
 
 pub fn end() {
-    if IS_THERE.swap(false, SeqCst) {
+    if is_there() {
+        take_turn();
+        PROCESS.store(0, SeqCst);
         order(END);
     }
 }
 
-/// Gives an order, and waits until it is carried out.
+fn take_turn() {
+    while let Err(order) = ORDER.compare_exchange(NONE, TAKEN, SeqCst, SeqCst) {
+        wait_while(order);
+    }
+}
+
+fn give_turn() {
+    ORDER.store(NONE, SeqCst);
+    wake();
+}
+
+/// Gives an order, waits until it is done, and gives the turn back.
 fn order(order: u32) {
     ORDER.store(order, SeqCst);
     wake();
     while ORDER.load(SeqCst) == order {
-        // If the wait is interrupted or over, the loop checks again.
-        let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
+        wait_while(order);
     }
+    give_turn();
+}
+
+fn wait_while(order: u32) {
+    // If the wait is interrupted or over, the caller checks again.
+    let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
 }
 
 fn wake() {
@@ -85,11 +118,11 @@ fn run(coming: own_threads::Coming) {
             DO => unsafe { (*WORK.load(SeqCst))() },
             END => {}
             _ => {
-                let _ = futex::wait(&ORDER, futex::Flags::PRIVATE, order, None);
+                wait_while(order);
                 continue;
             }
         }
-        ORDER.store(NONE, SeqCst);
+        ORDER.store(DONE, SeqCst);
         wake();
         if order == END {
             return;
