@@ -1,12 +1,13 @@
 //! `madvise`, of memory that is or may be adopted.
 
 use crate::layout::{lock, look_for_holes, make, whole};
-use crate::{Agent, inside};
+use crate::{Agent, inside, looker};
+use std::fs;
 use std::iter::once;
 use std::ops::Range;
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_region::{Change, Mode};
-use uzswap_sys::map::PAGE_BYTES;
+use uzswap_sys::map::{self, Mapped, PAGE_BYTES};
 
 /// Since Linux 6.13.
 const MADV_GUARD_INSTALL: i32 = 102;
@@ -116,6 +117,19 @@ fn remove_guards(agent: &Agent, call: &mut Call, range: Range<usize>) {
 /// The kernel's answer where a part of the range was not mapped.
 const HOLE: i64 = -(libc::ENOMEM as i64);
 
+/// The first page of each mapping in a range. Each mapping has its own access.
+fn starts_of_mappings(range: &Range<usize>) -> Vec<usize> {
+    if range.len() == PAGE_BYTES {
+        return vec![range.start];
+    }
+    looker::apart(|| {
+        let text = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let mapped = text.lines().filter_map(Mapped::parse).map(|one| one.range);
+        let inside = mapped.filter(|mapped| map::overlap(mapped, range));
+        inside.map(|mapped| mapped.start.max(range.start)).collect()
+    })
+}
+
 /// Populates a range. Adopted pages come in when they are touched, because all of them might not
 /// fit. The kernel still checks the arguments.
 fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
@@ -132,8 +146,10 @@ fn populate(agent: &Agent, call: &mut Call, range: Range<usize>) {
         // The kernel first checks the access, and then finds that a page is absent.
         const ABSENT: i64 = -(libc::EFAULT as i64);
         let asks = !part.is_empty() && crate::mode() != Mode::Protection;
-        if asks && !matches!(populate(part.start..part.start + PAGE_BYTES), 0 | ABSENT) {
-            return;
+        for page in asks.then(|| starts_of_mappings(&part)).into_iter().flatten() {
+            if !matches!(populate(page..page + PAGE_BYTES), 0 | ABSENT) {
+                return;
+            }
         }
         at = part.end;
     }
