@@ -1,7 +1,7 @@
 //! The signals that are ours, and actions of signals in the kernel's form.
 
-use crate::withheld;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use uzswap_calls::raw;
 use uzswap_region::Mode;
 
@@ -9,10 +9,13 @@ use uzswap_region::Mode;
 pub const OURS: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGILL - 1) | SEGV;
 pub const SEGV: u64 = 1 << (libc::SIGSEGV - 1);
 
+/// True if a fault of ours may raise SIGSEGV where faults of pages raise SIGBUS.
+pub static MAY_RAISE_SEGV: AtomicBool = AtomicBool::new(false);
+
 /// Signals that no thread may block, because they must reach us. A program that blocks SIGSEGV, and
 /// waits for one that a process sends, sees no difference while no fault of ours raises it.
 pub fn never_blocked() -> u64 {
-    match crate::mode() == Mode::Protection || withheld::is_used() {
+    match crate::mode() == Mode::Protection || MAY_RAISE_SEGV.load(Relaxed) {
         true => OURS,
         false => OURS & !SEGV,
     }

@@ -332,37 +332,7 @@ fn has_threads() -> bool {
 
 /// True if our signals reach a thread.
 fn is_reached(thread: i32) -> bool {
-    blocked(thread).is_some_and(|mask| mask & signals::OURS == 0)
-}
-
-/// The signals that a thread blocks; `None` if it has ended.
-fn blocked(thread: i32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
-    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
-    u64::from_str_radix(blocked.trim(), 16).ok()
-}
-
-/// True if a thread of the program blocks SIGSEGV, or might.
-pub fn blocks_segv() -> bool {
-    const BUS: u64 = 1 << (libc::SIGBUS - 1);
-    // No thread of the program blocks SIGBUS, so a thread that does is in our handler. The kernel
-    // then does not tell which signals it will block.
-    let is_in_handler = |mask: &u64| mask & BUS != 0;
-    for _ in 0..TRIES {
-        let masks = looker::apart(|| {
-            let threads = stop::threads().ok()?;
-            Some(threads.into_iter().filter_map(blocked).collect::<Vec<_>>())
-        });
-        let Some(masks) = masks else { continue };
-        if masks.iter().any(|mask| mask & signals::SEGV != 0 && !is_in_handler(mask)) {
-            return true;
-        }
-        if !masks.iter().any(is_in_handler) {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    true
+    threads::blocked(thread).is_some_and(|mask| mask & signals::OURS == 0)
 }
 
 /// Another library that manages this program's memory or signals.

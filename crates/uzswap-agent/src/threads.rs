@@ -1,6 +1,6 @@
 //! The threads of this library, by their numbers.
 
-use crate::looker;
+use crate::{looker, signals};
 use std::ffi::c_void;
 use std::fs;
 use std::mem::MaybeUninit;
@@ -159,4 +159,34 @@ pub fn end_program(end: ProgramEnd) {
     // SAFETY: the function has this form, and no thread joins this one. Where it cannot be started,
     // the caller tries again.
     unsafe { libc::pthread_create(thread.as_mut_ptr(), ptr::null(), exit, ptr::null_mut()) };
+}
+
+/// The signals that a thread blocks; `None` if it has ended.
+pub fn blocked(thread: i32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/self/task/{thread}/status")).ok()?;
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
+    u64::from_str_radix(blocked.trim(), 16).ok()
+}
+
+/// True if a thread of the program blocks SIGSEGV, or might.
+pub fn blocks_segv() -> bool {
+    const BUS: u64 = 1 << (libc::SIGBUS - 1);
+    // No thread of the program blocks SIGBUS, so a thread that does is in our handler. The kernel
+    // then does not tell which signals it will block.
+    let is_in_handler = |mask: &u64| mask & BUS != 0;
+    for _ in 0..250 {
+        let masks = looker::apart(|| {
+            let threads = stop::threads().ok()?;
+            Some(threads.into_iter().filter_map(blocked).collect::<Vec<_>>())
+        });
+        let Some(masks) = masks else { continue };
+        if masks.iter().any(|mask| mask & signals::SEGV != 0 && !is_in_handler(mask)) {
+            return true;
+        }
+        if !masks.iter().any(is_in_handler) {
+            return false;
+        }
+        pause();
+    }
+    true
 }

@@ -17,7 +17,7 @@
 //! allocates nothing.
 
 use crate::pins::peek_bytes;
-use crate::{inside, is_inside, takeover, thread};
+use crate::{inside, is_inside, signals, thread, threads};
 use libc::{PROT_EXEC, PROT_READ, PROT_WRITE};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -161,17 +161,13 @@ pub enum Fetched {
     Foreign,
 }
 
-/// True if memory has been withheld, so that faults of fetches raise SIGSEGV.
-pub fn is_used() -> bool {
-    IS_USED.load(Relaxed)
-}
-
 /// Prepares the first use. Returns false if a thread of the program blocks SIGSEGV: its first fetch
 /// from withheld memory would end the process.
 fn begin() -> bool {
     // No thread blocks the signal from now on.
-    IS_USED.store(true, Relaxed);
-    let may_come = crate::mode() == Mode::Protection || !takeover::blocks_segv();
+    signals::MAY_RAISE_SEGV.store(true, Relaxed);
+    let may_come = crate::mode() == Mode::Protection || !threads::blocks_segv();
+    signals::MAY_RAISE_SEGV.store(may_come, Relaxed);
     IS_USED.store(may_come, Relaxed);
     may_come
 }

@@ -1,8 +1,8 @@
 //! Functions that override the C library's by name: the allocator, to count a program's memory,
 //! forks, and signals. After the takeover the agent sees all other calls, from any caller.
 //!
-//! SIGBUS and SIGILL are never blocked, nor is SIGSEGV where faults of pages raise it. The program's
-//! handlers get those of these signals that are not ours.
+//! SIGBUS and SIGILL are never blocked, nor is SIGSEGV where faults of pages raise it. The
+//! program's handlers get those of these signals that are not ours.
 
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
