@@ -203,7 +203,9 @@ pub fn others<R>(
             if before.is_some_and(|at| now.duration_since(asked[at].when) < AGAIN) {
                 continue;
             }
-            let this = Asked { thread, when: now, call: call(thread) };
+            // A thread that has our signal, but no processor yet, is in no call any more.
+            let known = before.and_then(|at| asked[at].call);
+            let this = Asked { thread, when: now, call: call(thread).or(known) };
             match before {
                 Some(at) => asked[at] = this,
                 None => asked.push(this),
