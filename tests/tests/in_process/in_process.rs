@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use uzswap_tests::{as_nobody, compile, is_full, nobody, wait_for};
 
@@ -509,6 +509,41 @@ fn a_run_removes_the_files_that_a_killed_run_has_left() {
     drop(held);
     assert!(start(&["true"]).status().unwrap().success());
     assert_eq!(files().len(), 0);
+}
+
+/// A run of another version may be going on, and its processes have its file mapped.
+#[test]
+fn a_run_removes_the_file_of_another_version_once_no_process_has_it_mapped() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let own = |program: &str| {
+        let mut command = as_nobody(folder.path());
+        command.env("XDG_RUNTIME_DIR", folder.path()).arg(program);
+        command
+    };
+    let run = || {
+        let mut run = own(folder.path().join("uzswap").to_str().unwrap());
+        let arguments = ["run", "--in-process", "--memory", "1G", "--", "true"];
+        assert!(run.args(arguments).status().unwrap().success());
+    };
+    let maps = "import mmap, os, sys\n\
+                with open('uzswap-1', 'xb+') as file:\n    \
+                    file.write(b'another version' * 9999)\n    \
+                    file.flush()\n    \
+                    os.utime('uzswap-1', (0, 0))\n    \
+                    mapped = mmap.mmap(file.fileno(), 4096)\n\
+                open('began', 'x')\n\
+                sys.stdin.read()";
+    let mut other = own("/usr/bin/python3");
+    other.args(["-c", maps]).current_dir(folder.path()).stdin(Stdio::piped());
+    let mut other = other.spawn().unwrap();
+    assert!(wait_for(|| folder.path().join("began").exists()));
+    run();
+    let file = folder.path().join("uzswap-1");
+    assert!(file.exists());
+    drop(other.stdin.take());
+    assert!(other.wait().unwrap().success());
+    run();
+    assert!(!file.exists());
 }
 
 /// Has a child of 24 MiB that is killed, and never waits for it.

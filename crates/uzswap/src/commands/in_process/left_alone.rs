@@ -117,10 +117,10 @@ impl LeftAlone {
     }
 }
 
-/// True if a process has mapped a library of this name, or if its mappings cannot be read.
-fn has_mapped(process: i32, library: &str) -> bool {
+/// True if a process has mapped a file of this name, or if its mappings cannot be read.
+pub fn has_mapped(process: i32, file: &str) -> bool {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
-    maps.map_or(true, |maps| maps.contains(&format!("/{library}")))
+    maps.map_or(true, |maps| maps.contains(&format!("/{file}")))
 }
 
 /// The addresses of a process's code and stack. The kernel chooses them anew at each exec.

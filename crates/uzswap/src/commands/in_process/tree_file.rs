@@ -1,9 +1,11 @@
 //! The file that the processes of a run share: where a run makes it, where others find it, and when
 //! it is stale.
 
+use super::left_alone::has_mapped;
 use std::env;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uzswap_region::Means;
@@ -64,12 +66,25 @@ fn remove_stale() {
 /// A run that is not killed completes its file within moments.
 const MOMENTS: Duration = Duration::from_secs(60);
 
-/// True if the run that made a file was killed before it wrote to the file.
+/// True if no process needs a file that this version cannot read. Either a run was killed before it
+/// wrote to the file, or the file is of another version and no process of its user has it mapped.
 fn is_abandoned(path: &Path) -> bool {
-    let age = fs::symlink_metadata(path).ok().filter(Metadata::is_file);
-    let age = age.and_then(|file| file.modified().ok()?.elapsed().ok());
-    age.is_some_and(|age| age > MOMENTS)
-        && fs::read(path).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0))
+    let Ok(file) = fs::symlink_metadata(path) else { return false };
+    let age = file.modified().ok().and_then(|modified| modified.elapsed().ok());
+    let is_old = file.is_file() && age.is_some_and(|age| age > MOMENTS);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_unwritten = || fs::read(path).is_ok_and(|bytes| bytes.iter().all(|byte| *byte == 0));
+    let is_mapped = || processes_of(file.uid()).any(|process| has_mapped(process, &name));
+    is_old && (is_unwritten() || !is_mapped())
+}
+
+/// The processes of a user.
+fn processes_of(user: u32) -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(move |entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        (entry.metadata().ok()?.uid() == user).then_some(number)
+    })
 }
 
 /// The file that the processes share; removed at the end.
