@@ -1,11 +1,13 @@
 //! Shared by the end-to-end tests: the programs, one test at a time, and a machine that each test
 //! must leave unchanged.
 
+mod habit;
 mod machine;
 mod run;
 mod served;
 mod settings;
 
+pub use habit::{finish_habit, habit_folder, run_habit};
 pub use machine::Machine;
 pub use run::{Finished, Gate, Run};
 pub use served::Served;

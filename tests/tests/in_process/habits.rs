@@ -8,17 +8,12 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
-use uzswap_tests::{OLD_LIBRARIES, as_nobody};
+use uzswap_tests::{habit_folder, run_habit};
 
 /// A folder with one of the programs.
 fn folder(program: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("habits").join(program);
-    let mut compiler = Command::new("cc");
     // Makes cleanup handlers run by the unwinder.
-    compiler.args(["-O1", "-fexceptions", "-pthread", "-o", "program"]).arg(source);
-    compiler.args(OLD_LIBRARIES);
-    assert!(compiler.current_dir(&folder).status().unwrap().success());
+    let folder = habit_folder(program, &["-fexceptions"]);
     if program == "mappings.c" {
         make_library(folder.path());
     }
@@ -29,13 +24,6 @@ fn folder(program: &str) -> tempfile::TempDir {
         assert!(compiler.arg(source).current_dir(&folder).status().unwrap().success());
     }
     folder
-}
-
-/// Runs a shell command as nobody, if this is root. Kills it if it hangs.
-fn run(folder: &Path, command: &str) -> Output {
-    let mut run = as_nobody(folder);
-    run.args(["timeout", "--signal=KILL", "120", "sh", "-c", command]);
-    run.current_dir(folder).output().unwrap()
 }
 
 fn said(output: &Output) -> String {
@@ -51,8 +39,8 @@ const RUN: &str = "./uzswap run --in-process --memory 32M --";
 fn compare_with(program: &str, habits: &[&str], before: &str) {
     let folder = folder(program);
     for habit in habits {
-        let alone = run(folder.path(), &format!("{before} ./program {habit}"));
-        let with = run(folder.path(), &format!("{before} {RUN} ./program {habit}"));
+        let alone = run_habit(folder.path(), &format!("{before} ./program {habit}"));
+        let with = run_habit(folder.path(), &format!("{before} {RUN} ./program {habit}"));
         assert_eq!(said(&with), said(&alone), "{habit}");
         let told = String::from_utf8_lossy(&with.stderr).into_owned();
         // `meanwhile` holds the dynamic linker's lock, for which the take-over may wait too long.
@@ -190,7 +178,8 @@ fn memory_that_children_do_not_inherit_leaves_where_pages_are_moved() {
     }
     let folder = folder("mappings.c");
     for (means, stays) in [("userfaultfd", false), ("guards", true)] {
-        let with = run(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} ./program uninherited"));
+        let with =
+            run_habit(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} ./program uninherited"));
         let told = String::from_utf8_lossy(&with.stderr);
         assert_eq!(told.contains("children do not inherit this memory"), stays, "{means}: {told}");
     }
@@ -219,7 +208,8 @@ fn stays(output: &Output, why: &str) -> f64 {
 #[test]
 fn memory_that_stays_is_named_with_all_of_it_whenever_it_came() {
     let folder = folder("mappings.c");
-    let with = run(folder.path(), &format!("UZSWAP_MEANS=guards {RUN} ./program written_code"));
+    let with =
+        run_habit(folder.path(), &format!("UZSWAP_MEANS=guards {RUN} ./program written_code"));
     // The report names both parts, each of 12 MiB, except a few pages.
     let mib = stays(&with, "this memory is code");
     assert!((20.0..28.0).contains(&mib), "{mib} MiB: {}", said(&with));
@@ -272,7 +262,7 @@ fn libraries_of_other_namespaces_see_memory_that_is_out() {
 fn a_program_that_writes_system_calls_as_it_runs_is_left_alone() {
     let folder = folder("libraries.c");
     for habit in ["early_code", "late_code", "early_writable_code"] {
-        let output = run(folder.path(), &format!("{RUN} ./program {habit}"));
+        let output = run_habit(folder.path(), &format!("{RUN} ./program {habit}"));
         assert_eq!(said(&output), "30000\n", "{habit}");
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(told.contains("generates code that makes system calls"), "{habit}: {told}");
@@ -282,7 +272,7 @@ fn a_program_that_writes_system_calls_as_it_runs_is_left_alone() {
 #[test]
 fn a_file_that_a_program_changes_for_itself_is_named() {
     let folder = folder("calls.c");
-    let with = run(folder.path(), &format!("{RUN} ./program copies"));
+    let with = run_habit(folder.path(), &format!("{RUN} ./program copies"));
     assert_eq!(said(&with), "0\n");
     let told = String::from_utf8_lossy(&with.stderr);
     let mib = stays(&with, "its own copy of a file");
@@ -295,7 +285,8 @@ fn memory_with_guards_in_it_leaves() {
     let folder = folder("mappings.c");
     for means in ["userfaultfd", "userfaultfd-copies", "guards", "protection"] {
         compare_with("mappings.c", &["guarded"], &format!("export UZSWAP_MEANS={means};"));
-        let with = run(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} ./program guarded"));
+        let with =
+            run_habit(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} ./program guarded"));
         assert_eq!(stays(&with, "stack of a thread"), 0.0, "{means}: {}", said(&with));
     }
 }
@@ -365,10 +356,10 @@ fn a_program_that_may_have_few_descriptors_is_kept_small_or_named() {
     let cases = [("userfaultfd", 13), ("userfaultfd", 15), ("userfaultfd", 24), ("guards", 13)];
     for (means, limit) in cases {
         let limited = format!("sh -c 'ulimit -n {limit}; exec ./program ways'");
-        let with = run(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} {limited}"));
+        let with = run_habit(folder.path(), &format!("UZSWAP_MEANS={means} {RUN} {limited}"));
         let told = String::from_utf8_lossy(&with.stderr).into_owned();
         let told = format!("{means}, {limit}: {told}");
-        assert_eq!(said(&with), said(&run(folder.path(), &limited)), "{told}");
+        assert_eq!(said(&with), said(&run_habit(folder.path(), &limited)), "{told}");
         let is_small = told.contains("memory of 1 processes was kept small");
         let reason = format!("its limit of {limit} descriptors leaves too few for ours");
         assert!(is_small || told.contains(&reason), "{told}");
@@ -389,7 +380,7 @@ fn forks_wait_for_locks_of_the_programs() {
 #[test]
 fn no_child_is_left_alone_because_the_thread_that_watches_is_at_work() {
     let folder = folder("forks.c");
-    let with = run(folder.path(), &format!("{RUN} ./program ahead"));
+    let with = run_habit(folder.path(), &format!("{RUN} ./program ahead"));
     assert_eq!(said(&with), "200 forks\n");
     let told = String::from_utf8_lossy(&with.stderr);
     assert!(!told.contains("runs without"), "{told}");
@@ -407,7 +398,7 @@ fn a_child_that_may_have_no_thread_is_left_alone_and_named() {
         compare_with("forks.c", &["no_threads"], &format!("export UZSWAP_MEANS={means};"));
     }
     let folder = folder("forks.c");
-    let with = run(folder.path(), &format!("{RUN} ./program no_threads"));
+    let with = run_habit(folder.path(), &format!("{RUN} ./program no_threads"));
     let told = String::from_utf8_lossy(&with.stderr);
     assert!(told.contains("it was forked where no thread can be started"), "{told}");
 }
@@ -429,8 +420,8 @@ fn descriptors_that_a_process_shares_with_nobody_are_its_own() {
 fn a_thread_with_descriptors_of_its_own_is_named() {
     let folder = folder("forks.c");
     for habit in ["threads_descriptors", "own_descriptors_before"] {
-        let with = run(folder.path(), &format!("{RUN} ./program {habit}"));
-        assert_eq!(said(&with), said(&run(folder.path(), &format!("./program {habit}"))));
+        let with = run_habit(folder.path(), &format!("{RUN} ./program {habit}"));
+        assert_eq!(said(&with), said(&run_habit(folder.path(), &format!("./program {habit}"))));
         let told = String::from_utf8_lossy(&with.stderr);
         assert!(told.contains("has descriptors of its own"), "{habit}: {told}");
     }
@@ -461,8 +452,8 @@ fn threads_that_have_the_variables_of_another_one_are_found_and_named() {
     }
     let folder = folder("forks.c");
     for habit in ["shared_memory_before", "shared_as_thread_before"] {
-        let with = run(folder.path(), &format!("{RUN} ./program {habit}"));
-        assert_eq!(said(&with), said(&run(folder.path(), &format!("./program {habit}"))));
+        let with = run_habit(folder.path(), &format!("{RUN} ./program {habit}"));
+        assert_eq!(said(&with), said(&run_habit(folder.path(), &format!("./program {habit}"))));
         let told = String::from_utf8_lossy(&with.stderr);
         assert!(told.contains("has the variables of another thread"), "{habit}: {told}");
     }
@@ -562,8 +553,8 @@ fn memory_beside_the_stacks_of_threads_leaves() {
 #[test]
 fn a_program_that_would_have_a_ring_of_the_kernel_s_does_without_and_is_kept_small() {
     let folder = folder("calls.c");
-    let with = run(folder.path(), &format!("{RUN} ./program ring"));
-    assert_eq!(said(&with), said(&run(folder.path(), "./program ring")));
+    let with = run_habit(folder.path(), &format!("{RUN} ./program ring"));
+    assert_eq!(said(&with), said(&run_habit(folder.path(), "./program ring")));
     let told = String::from_utf8_lossy(&with.stderr);
     assert!(told.contains("program: io_uring is refused"), "{told}");
 }
@@ -595,6 +586,7 @@ fn a_folder_that_may_not_be_written_is_not_used() {
     let path = folder.path().join("other");
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o500)).unwrap();
-    let with = run(folder.path(), &format!("XDG_RUNTIME_DIR=$PWD/other {RUN} ./program masks"));
+    let with =
+        run_habit(folder.path(), &format!("XDG_RUNTIME_DIR=$PWD/other {RUN} ./program masks"));
     assert_eq!(said(&with), "1, 0 then 1\n");
 }
