@@ -79,10 +79,56 @@ static int jumps_out_of_changes(void) {
     return 0;
 }
 
+// A handler that began before the take-over returns after it. Later handlers begin on the thread's
+// own stack, also while the thread waits in a call.
+static volatile int has_begun, may_return, handled;
+static int ends[2];
+static void waits(int signal) {
+    for (has_begun = 1; !may_return;) usleep(1000);
+    (void)signal;
+}
+static void looks(int signal) {
+    pthread_attr_t attributes;
+    char *start, here;
+    size_t bytes;
+    pthread_getattr_np(pthread_self(), &attributes);
+    pthread_attr_getstack(&attributes, (void **)&start, &bytes);
+    pthread_attr_destroy(&attributes);
+    if (&here < start || &here >= start + bytes) failed++;
+    handled++;
+    (void)signal;
+}
+static void *reads(void *buffer) {
+    struct sigaction first = { .sa_handler = waits }, later = { .sa_handler = looks, .sa_flags = SA_RESTART };
+    sigaction(SIGUSR1, &first, NULL);
+    sigaction(SIGUSR2, &later, NULL);
+    pthread_kill(pthread_self(), SIGUSR1);
+    return (void *)read(ends[0], buffer, 8 * PAGE);
+}
+static int handlers_from_before(void) {
+    pthread_t thread;
+    if (pipe(ends)) return 2;
+    pthread_create(&thread, NULL, reads, map(8 * PAGE));
+    while (!has_begun) usleep(1000);
+    start();
+    may_return = 1;
+    for (int i = 1; i <= 20; i++) {
+        usleep(20000);
+        pthread_kill(thread, SIGUSR2);
+        while (handled < i) usleep(1000);
+    }
+    if (write(ends[1], memory, PAGE) != PAGE) return 3;
+    void *bytes;
+    pthread_join(thread, &bytes);
+    printf("%ld read, %d on another stack\n", (long)bytes, failed);
+    return 0;
+}
+
 int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "forks_in_handlers", forks_in_handlers },
         { "jumps_out_of_changes", jumps_out_of_changes },
+        { "handlers_from_before", handlers_from_before },
     };
     return choose(all, sizeof all / sizeof *all, arguments > 1 ? argument[1] : "");
 }

@@ -270,7 +270,8 @@ unsafe fn deliver(
     };
     let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame as usize));
     let sp = interrupted.registers[RSP] as usize;
-    if kernels.is_none() && !is_astray(action, interrupted, frame as usize, sp) {
+    let is_on_calls = stacks::is_on_calls(sp);
+    if kernels.is_none() && !is_on_calls && !is_astray(action, interrupted, frame as usize, sp) {
         // The thread has no signal stack of ours, so the handler is on the right stack.
         let leave = behind_nop(leave_in_place);
         // SAFETY: the first word of the kernel's frame, which is where the handler returns to.
@@ -278,7 +279,7 @@ unsafe fn deliver(
         // SAFETY: the kernel's frame is the handler's.
         unsafe { go(&plan) }
     }
-    let sp = if stacks::is_on_calls(sp) { stacks::below_calls() } else { sp };
+    let sp = if is_on_calls { stacks::below_calls() } else { sp };
     if stacks::is_on_ours(sp) {
         // There is no room where the handler was to run: the kernel would end the process.
         // SAFETY: the caller's promise.
@@ -582,6 +583,11 @@ unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
 /// Ends a handler that ran where the kernel had begun it.
 unsafe extern "C" fn end_in_place(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave_in_place` with the stack as the kernel gave it.
-    unsafe { (*context).mask &= !never_blocked() };
-    context
+    let to = unsafe { &mut *context };
+    to.mask &= !never_blocked();
+    // A handler from before the take-over sets the signal stack of that time when it returns.
+    if let Some(ours) = stacks::ours().filter(|_| !stage::is_confined()) {
+        to.stack = ours;
+    }
+    to
 }

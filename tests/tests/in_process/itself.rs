@@ -28,6 +28,11 @@ fn handlers_that_begin_behind_a_change_of_maps_fork_and_jump() {
 }
 
 #[test]
+fn handlers_begin_on_a_thread_s_own_stack_after_one_from_before_the_take_over() {
+    compare("interrupted.c", &["handlers_from_before"]);
+}
+
+#[test]
 fn a_program_counts_neither_threads_nor_descriptors_of_ours() {
     compare("itself.c", &["threads", "texts", "descriptors"]);
 }
