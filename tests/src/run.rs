@@ -36,7 +36,11 @@ impl Run {
     /// Starts a run. `options` precede the command.
     pub fn start(options: &[&str], command: &[&str]) -> Self {
         let report = tempfile::NamedTempFile::new().expect("a temporary file");
-        let child = Command::new(program("uzswap"))
+        // The run passes no signal on that it was started to ignore, as where a script starts the
+        // tests in the background.
+        let child = Command::new("env")
+            .arg("--default-signal=INT,HUP,QUIT,CHLD")
+            .arg(program("uzswap"))
             .arg("run")
             .args(if options.contains(&"--transport") { Vec::new() } else { transport_options() })
             .args(options)

@@ -117,6 +117,21 @@ fn signals_are_passed_on() {
 }
 
 #[test]
+fn a_command_ignores_and_blocks_the_signals_of_its_caller() {
+    let Some(_machine) = Machine::take() else { return };
+    let shown = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"];
+    let output = |with: &[&str]| {
+        let mut command = Command::new("env");
+        command.args(["--ignore-signal=HUP,PIPE,CHLD", "--block-signal=USR1,TERM,CHLD"]);
+        let output = command.args(with).args(shown).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let uzswap = program("uzswap");
+    let run = [uzswap.to_str().unwrap(), "run", "--device", "--memory=64M", "--"];
+    assert_eq!(output(&run), output(&[]));
+}
+
+#[test]
 fn a_second_interrupt_ends_a_command_that_ignores_the_first() {
     let Some(_machine) = Machine::take() else { return };
     let gate = Gate::new();

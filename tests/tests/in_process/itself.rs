@@ -36,3 +36,14 @@ fn handlers_begin_on_a_thread_s_own_stack_after_one_from_before_the_take_over() 
 fn a_program_counts_neither_threads_nor_descriptors_of_ours() {
     compare("itself.c", &["threads", "texts", "descriptors"]);
 }
+
+#[test]
+fn a_command_ignores_and_blocks_the_signals_of_its_caller() {
+    let folder = habit_folder("itself.c", &[]);
+    let command = "grep -E 'SigBlk|SigIgn' /proc/self/status";
+    for before in ["", "env --ignore-signal=HUP,PIPE,CHLD --block-signal=USR1,TERM,CHLD"] {
+        let (alone, _) = finish_habit(folder.path(), &format!("{before} {command}"));
+        let (out, told) = finish_habit(folder.path(), &format!("{before} {RUN} {command}"));
+        assert_eq!(out, alone, "{told}");
+    }
+}

@@ -26,6 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime};
+use uzswap_sys::callers_signals::CallersSignals;
 use uzswap_sys::cgroup::Group;
 use uzswap_sys::{cpu, process};
 
@@ -110,7 +111,7 @@ fn supervise(
     events: &Events,
     exporter: Option<&mut Exporter>,
 ) -> Result<Report, Failure> {
-    let waiting = GatedCommand::start(arguments)?;
+    let waiting = GatedCommand::start(arguments, events.callers)?;
     let place = group::for_command(std::process::id(), waiting.child.id() as i32)?;
     let outcome = GroupWatch::new(arguments, part, &place, events, exporter)
         .and_then(|watch| watch.command(waiting, events));
@@ -128,7 +129,7 @@ struct GatedCommand {
 }
 
 impl GatedCommand {
-    fn start(arguments: &RunArguments) -> Result<Self, Failure> {
+    fn start(arguments: &RunArguments, callers: CallersSignals) -> Result<Self, Failure> {
         let cannot = |error: io::Error| Failure::new(format!("cannot start a process: {error}"));
         let (theirs, ours) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| cannot(error.into()))?;
@@ -139,6 +140,7 @@ impl GatedCommand {
             .arg(format!("--owner={}", std::process::id()))
             .arg(format!("--gate={}", theirs.as_raw_fd()));
         command.args(arguments.user.iter().map(|name| format!("--user={name}")));
+        callers.give_to(&mut command);
         let child = command.arg("--").args(&arguments.command).spawn().map_err(cannot)?;
         Ok(Self { child, gate: ours.into() })
     }
@@ -384,6 +386,7 @@ pub fn enter(arguments: &EnterArguments) -> Failure {
     {
         return failure;
     }
+    CallersSignals::read().give_to(&mut command);
     let error = command.exec();
     let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
     Failure::command(format!("cannot run {}: {error}", name.display()), code)

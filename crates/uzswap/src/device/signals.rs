@@ -8,6 +8,7 @@ use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use uzswap_sys::callers_signals::CallersSignals;
 
 #[derive(Debug)]
 pub enum Event {
@@ -33,13 +34,17 @@ pub struct Events {
     pub receiver: Receiver<Event>,
     /// Watchers put events into it.
     pub sender: Sender<Event>,
+    /// The signals that the command ignores and blocks from its start.
+    pub callers: CallersSignals,
 }
 
 impl Events {
-    /// Catches signals from now on.
+    /// Catches signals from now on, except those that the caller ignores, as `nohup` does.
     pub fn new() -> Result<Self, Failure> {
+        let callers = CallersSignals::read();
         let (sender, receiver) = channel();
-        let caught = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+        let all = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+        let caught = all.into_iter().filter(|signal| !callers.is_ignored(*signal));
         let mut signals = SignalsInfo::<WithOrigin>::new(caught)
             .map_err(|error| Failure::new(format!("cannot catch signals: {error}")))?;
         let to = sender.clone();
@@ -50,7 +55,7 @@ impl Events {
                 let _ = to.send(Event::Signal { signal: origin.signal, from_terminal });
             }
         });
-        Ok(Self { receiver, sender })
+        Ok(Self { receiver, sender, callers })
     }
 
     /// Reports the end of the command.

@@ -134,7 +134,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
         library.and_then(|library| Ok((prepare(arguments, &program, &library)?, library)));
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
-    command.args(&arguments.command[1..]);
+    events.callers.give_to(command.args(&arguments.command[1..]));
     let file = match prepared {
         Ok((file, library)) => {
             keep_settings(arguments, backing, store.as_ref(), accesses, &file)?;
