@@ -1,13 +1,17 @@
-//! Calls that the kernel permits to a process of one thread only, such as `unshare` of the user
-//! namespace. If the program has only one thread, ours end before the call and start again after
-//! it.
+//! Calls before which our threads end.
+//!
+//! The kernel permits some to a process of one thread only, such as `unshare` of the user namespace.
+//! If the program has only one thread, ours end before the call and start again after it. Others
+//! restrict the calls that all threads may make (seccomp).
 
-use crate::{AGENT, inside, say, stage, threads};
+use crate::decide::FILTERS;
+use crate::{AGENT, front, inside, is_inside, looker, name, say, stage, threads};
 use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_calls::{raw, stop};
 use uzswap_sys::own_threads;
+use uzswap_tree::front::FILTERED;
 
 /// A request to the watching thread to end, in any stage of the program.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
@@ -51,6 +55,43 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
         looks += u32::from(!own_threads::are_coming());
     }
     make()
+}
+
+/// Makes a call by which a program that was not taken over restricts its later calls, and writes the
+/// kernel's answer. After that no thread of ours makes a call. `false` if the caller has to make the
+/// call.
+pub unsafe extern "C" fn restrict(
+    number: c_long,
+    arguments: &[u64; 6],
+    answer: &mut c_long,
+) -> bool {
+    let Some(front) = front().filter(|_| !stage::is_taken_over()) else { return false };
+    if is_inside() {
+        return false;
+    }
+    let inside = inside();
+    let (own, name, ours) = (front.tree.own_name(), name(), looker::apart(threads::ours));
+    drop(inside);
+    let is_watched = threads::watcher().is_some_and(|watcher| ours.contains(&watcher));
+    end_watching();
+    ours.into_iter().for_each(await_end);
+    IS_WANTED.store(false, Relaxed);
+    // The watching thread may have just taken the program over.
+    let is_here = !stage::is_taken_over();
+    if is_here {
+        front.waits.fetch_or(FILTERED, Relaxed);
+        // SAFETY: the program's own call.
+        *answer = unsafe { raw(number as u64, *arguments) } as c_long;
+    }
+    if is_here && *answer == 0 {
+        if stage::refuse() {
+            front.tree.leave_alone_as(own, &[name.as_bytes(), b": ", FILTERS.as_bytes()]);
+        }
+    } else {
+        front.waits.fetch_and(!FILTERED, Relaxed);
+        is_watched.then(watch_again);
+    }
+    is_here
 }
 
 /// How often we count the other threads. The kernel still lists a thread of ours for a moment after
@@ -99,12 +140,16 @@ fn without_our_threads<R>(work: impl FnOnce() -> R) -> R {
         None => Ok(work()),
     };
     let result = result.unwrap_or_else(|_| crate::die(&["its threads cannot be started again"]));
+    watch_again();
+    result
+}
+
+fn watch_again() {
     if crate::start().is_err() {
         stage::refuse();
         say(&["this program is no longer watched: no thread can be started; raise its limit of \
                processes (ulimit -u)"]);
     }
-    result
 }
 
 fn await_end(thread: i32) {

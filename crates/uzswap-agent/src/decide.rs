@@ -37,6 +37,9 @@ const GROWTH_STEP: u64 = 512;
 /// have a lock that the take-over needs.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Why a program with a filter is left alone.
+pub const FILTERS: &str = "it filters its own system calls (seccomp)";
+
 /// The figures of one look of the watching thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Observation {
@@ -135,7 +138,7 @@ pub struct Keep {
 pub fn decide(seen: &Observation) -> Action {
     match seen {
         Observation::EndWanted => Action::End,
-        Observation::Filtered => Action::Refuse("it filters its own system calls (seccomp)"),
+        Observation::Filtered => Action::Refuse(FILTERS),
         Observation::Unmeasured => {
             Action::Refuse("it has no /proc, where uzswap would read its mappings")
         }

@@ -29,6 +29,7 @@ static HOOKS: Hooks = Hooks {
     signal,
     sysv_signal,
     alone: descriptors::unshare,
+    restrict: alone::restrict,
     threads: alone::count,
     hands_over: devices::note,
     visit: visits::on_early_call,

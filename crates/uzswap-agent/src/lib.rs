@@ -80,7 +80,7 @@ use std::time::{Duration, Instant};
 use uzswap_region::{Mode, Pager};
 use uzswap_sys::fault_signals;
 use uzswap_sys::{map, own_threads, pid_namespace};
-use uzswap_tree::front::{Front, PLACE, STACK};
+use uzswap_tree::front::{FILTERED, Front, PLACE, STACK};
 use uzswap_tree::share::Allowance;
 use uzswap_tree::variables::variables_bytes;
 use uzswap_tree::{Setting, Tree};
@@ -362,9 +362,12 @@ fn leave_alone(reason: &str) {
     }
 }
 
-/// The program's name, or the name by which it was called if it cannot read `/proc`.
+/// The program's name, or the name by which it was called if it cannot read `/proc`, or if a filter
+/// of its own may forbid that.
 fn name() -> String {
-    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_else(|_| called_name());
+    let is_filtered = || front().is_some_and(|front| front.waits.load(Relaxed) & FILTERED != 0);
+    let comm = || std::fs::read_to_string("/proc/self/comm").ok();
+    let name = (!is_filtered()).then(comm).flatten().unwrap_or_else(called_name);
     name.trim_end().to_owned()
 }
 

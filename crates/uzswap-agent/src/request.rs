@@ -2,11 +2,16 @@
 //! and waits for the take-over.
 
 use crate::stage::{self, Stage};
-use crate::{ask_unmanaged, children, decide, front, inside, is_inside, ring, watch_from_now};
+use crate::watch_from_now;
+use crate::{ask_unmanaged, children, decide, front, inside, is_inside, refuse, ring};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use uzswap_sys::process;
 use uzswap_tree::front::BARE;
 use uzswap_tree::{SILENT_MAX, Tree, clock};
+
+/// Why a fork is left alone whose allocator may hold its locks whenever we see the fork.
+const PAST_LIBRARY: &str =
+    "it was forked past the C library, and its own allocator may start no thread of ours";
 
 /// The time until which threads wait for the take-over, milliseconds of the system's clock. Used in
 /// the stage `TakingOver` only.
@@ -53,6 +58,11 @@ pub extern "C" fn look(more: usize, may_wait: bool) {
     let is_small = wanted < SILENT_MAX;
     if is_small && !is_late || stage::now() == Stage::Refused {
         return;
+    }
+    let is_bare = front.has_own_allocator && front.is_past_library.load(Relaxed);
+    if is_bare && stage::change(Stage::Loaded, Stage::Watched) {
+        // After other forks a thread watches before the program allocates.
+        return refuse(PAST_LIBRARY);
     }
     let is_much = {
         let _inside = inside();

@@ -420,9 +420,15 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
         _ => false,
     };
     let front = front().filter(|_| filters);
-    front.inspect(|front| _ = front.waits.fetch_or(FILTERED, Relaxed));
+    let hooks = front.filter(|front| !front.is_forked()).and_then(|_| loading::await_hooks());
+    let mut result = 0;
     // SAFETY: the caller's promise.
-    let result = unsafe { raw(number, arguments) };
+    unsafe {
+        if !hooks.is_some_and(|hooks| (hooks.restrict)(number, &arguments, &mut result)) {
+            front.inspect(|front| _ = front.waits.fetch_or(FILTERED, Relaxed));
+            result = raw(number, arguments);
+        }
+    }
     if result != 0 {
         front.inspect(|front| _ = front.waits.fetch_and(!FILTERED, Relaxed));
     }

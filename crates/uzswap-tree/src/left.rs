@@ -1,6 +1,6 @@
 //! Programs and memory that are left alone, and calls that are refused, each with its reason.
 
-use crate::Tree;
+use crate::{Name, Tree};
 
 /// For `io_uring_setup`.
 pub const IO_URING: &str = "io_uring is refused, since the kernel would use memory that is out";
@@ -11,7 +11,12 @@ impl Tree {
     /// Counts this program as left alone, and keeps the reason: the joined parts of a text, cut to
     /// the available room. Allocates nothing.
     pub fn leave_alone(&self, text: &[&[u8]]) {
-        self.table.leave_alone(self.own_name(), text);
+        self.leave_alone_as(self.own_name(), text);
+    }
+
+    /// As [`Self::leave_alone`], with this process's name, and without a system call.
+    pub fn leave_alone_as(&self, own: Name, text: &[&[u8]]) {
+        self.table.leave_alone(own, text);
     }
 
     /// Keeps the reason why `part` bytes of this program's memory are left alone. If several calls

@@ -174,7 +174,8 @@ impl Tree {
         }
     }
 
-    fn own_name(&self) -> Name {
+    /// This process's name.
+    pub fn own_name(&self) -> Name {
         Name::new(self.space.load(Relaxed), own_number())
     }
 

@@ -320,6 +320,45 @@ fn a_program_that_filters_its_calls_from_the_start_is_named() {
     check(&output, "left program: it filters its own system calls (seccomp)");
 }
 
+/// Permits hardly any call, for all threads, when our thread watches. A call of ours would end the
+/// program.
+const CONFINED: &str = r#"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int main(void) {
+    for (int i = 0; i < 24; i++) memset(malloc(1 << 20), 1, 1 << 20);
+    struct sock_filter filter[] = { { 0x20, 0, 0, 0 }, { 0x15, 3, 0, SYS_write },
+                                    { 0x15, 2, 0, SYS_clock_nanosleep },
+                                    { 0x15, 1, 0, SYS_exit_group },
+                                    { 6, 0, 0, SECCOMP_RET_KILL_PROCESS },
+                                    { 6, 0, 0, SECCOMP_RET_ALLOW } };
+    struct sock_fprog program = { 6, filter };
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program)) return 1;
+    nanosleep(&(struct timespec) { 0, 500000000 }, NULL);
+    write(1, "hello\n", 6);
+    _exit(7);
+}
+"#;
+
+#[test]
+fn no_thread_of_ours_makes_a_call_below_a_program_s_filter() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), CONFINED, &["-O1"]);
+    for _ in 0..10 {
+        let mut command = as_nobody(folder.path());
+        command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "64M"]);
+        let output = command.arg(folder.path().join("program")).output().unwrap();
+        check(&output, "left program: it filters its own system calls (seccomp)");
+    }
+}
+
 #[test]
 fn a_program_in_an_emulator_leaves_its_memory_to_that() {
     const EMULATOR: &str = "/usr/bin/qemu-x86_64";
@@ -444,4 +483,64 @@ fn a_debugger_sees_no_threads_of_ours_in_a_program_with_its_own_allocator() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello\n0\n", "{said:?}");
     let reason = "a debugger traces it, which would see our faults as its own";
     assert_eq!(said.iter().filter(|line| line.contains(reason)).count(), 1, "{said:?}");
+}
+
+/// A lock guards the allocator. A child that was forked past the C library allocates.
+const FORKED_PAST: &str = r#"
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *next, *end;
+void *malloc(size_t bytes) {
+    pthread_mutex_lock(&lock);
+    bytes = (bytes + 31) & ~15ul;
+    if (next == NULL || end - next < (long)bytes) {
+        size_t more = bytes > 4 << 20 ? bytes : 4 << 20;
+        next = (char *)syscall(SYS_mmap, NULL, more, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        end = next + more;
+    }
+    *(size_t *)next = bytes;
+    void *block = next + 16;
+    next += bytes;
+    pthread_mutex_unlock(&lock);
+    return block;
+}
+void free(void *block) { (void)block; }
+void *calloc(size_t count, size_t bytes) { return memset(malloc(count * bytes), 0, count * bytes); }
+void *realloc(void *old, size_t bytes) {
+    void *block = malloc(bytes);
+    size_t had = old ? *(size_t *)((char *)old - 16) - 16 : 0;
+    return old ? memcpy(block, old, had < bytes ? had : bytes) : block;
+}
+int main(void) {
+    int status;
+    int child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (child == 0) {
+        alarm(60);
+        for (int i = 0; i < 40; i++) memset(malloc(1 << 20), 1, 1 << 20);
+        puts("hello");
+        fflush(stdout);
+        _exit(7);
+    }
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+"#;
+
+#[test]
+fn a_fork_past_the_c_library_with_its_own_allocator_is_named() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), FORKED_PAST, &["-O1", "-fno-builtin", "-pthread"]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "24M"]);
+    let output = command.arg(folder.path().join("program")).output().unwrap();
+    check(&output, "left program: it was forked past the C library");
 }
