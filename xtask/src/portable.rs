@@ -101,27 +101,36 @@ __asm__(".globl posix_spawn_file_actions_addchdir_np\n"
         ".set posix_spawn_file_actions_addchdir_np, 0\n");
 "#;
 
+/// The folder, beside the libraries, of the preloaded library for glibc 2.34 and later, and the
+/// variable by which its build script makes it (`uzswap-preload/build.rs`).
+const UNIFIED: &str = "glibc-2.34";
+const UNIFIED_VARIABLE: &str = "UZSWAP_UNIFIED_GLIBC";
+
+const PRELOADED: &str = "libuzswap_preload.so";
+
 /// The stripped files, and the folder of their debug information.
 struct Built {
     program: PathBuf,
     libraries: Vec<PathBuf>,
+    /// The preloaded library for newer systems.
+    unified: Option<PathBuf>,
     sysroot: Sysroot,
 }
 
 fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
     let sysroot = Sysroot::new(&dist.target, processor)?;
     let target = processor.target();
-    let cargo = |profile: &str, packages: &[&str]| {
+    let build = |profile: &str, packages: &[&str]| {
         let mut command = sysroot.cargo();
         command.current_dir(&dist.root).args(["build", "--quiet", "--locked", "--target", &target]);
         command.args(["--profile", profile]);
-        succeed(command.args(packages.iter().flat_map(|package| ["--package", package])))
+        command.args(packages.iter().flat_map(|package| ["--package", package]));
+        command
     };
+    let cargo = |profile: &str, packages: &[&str]| succeed(&mut build(profile, packages));
     let (of_program, of_libraries) = profiles(dist);
     let (libraries, packages): (&[_], &[_]) = match processor.has_in_process {
-        true => {
-            (&["libuzswap_preload.so", "libuzswap_agent.so"], &["uzswap-preload", "uzswap-agent"])
-        }
+        true => (&[PRELOADED, "libuzswap_agent.so"], &["uzswap-preload", "uzswap-agent"]),
         false => (&[], &[]),
     };
     match of_program == of_libraries {
@@ -144,11 +153,23 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
     let program = take(of_program, "uzswap")?;
     let libraries: Vec<_> =
         libraries.iter().map(|name| take(of_libraries, name)).collect::<Result<_>>()?;
-    libraries.iter().try_for_each(|library| check_needs(processor, library))?;
+    libraries.iter().try_for_each(|library| check_needs(processor, library, &[UNWINDER]))?;
+    let mut unified = None;
+    if processor.has_in_process {
+        // Without link-time optimization, unused code of the standard library would need functions
+        // that may be missing.
+        succeed(build(PROFILE, &["uzswap-preload"]).env(UNIFIED_VARIABLE, "1"))?;
+        let [folder, debug] = [&dist.stage, &debug].map(|folder| folder.join(UNIFIED));
+        [&folder, &debug].iter().try_for_each(fs::create_dir_all)?;
+        let from = built.join(PROFILE).join(PRELOADED);
+        let library = split(processor, &from, &folder, &debug)?;
+        check_needs(processor, &library, &[UNWINDER, "libpthread", "libdl"])?;
+        unified = Some(library);
+    }
     let name = format!("uzswap-{VERSION}-{}-linux-debug.tar.xz", processor.name);
     let mut tar = Command::new("tar");
     succeed(tar.arg("-cJf").arg(dist.folder.join(name)).arg("-C").arg(&debug).arg("."))?;
-    Ok(Built { program, libraries, sysroot })
+    Ok(Built { program, libraries, unified, sysroot })
 }
 
 /// A cargo command that builds in the repository for this processor, against the old C library.
@@ -158,19 +179,27 @@ pub fn cargo(root: &Path, target: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Fails if a library needs the shared unwinder, which programs in C do not load. Each start of a
-/// program would load one library more, and unwinding would call functions of the program's.
-fn check_needs(processor: &Processor, library: &Path) -> Result<()> {
+const UNWINDER: &str = "libgcc_s";
+
+/// Fails if a library needs one of these, which programs in C do not load. Each start of a program
+/// would load one library more. With the unwinder, unwinding would call functions of the program's.
+fn check_needs(processor: &Processor, library: &Path, unwanted: &[&str]) -> Result<()> {
     let needs = output(processor.tool("readelf").arg("--dynamic").arg(library))?;
-    match needs.contains("libgcc_s") {
-        true => Err(format!("{} needs libgcc_s.so; see link_unwinder", library.display()).into()),
-        false => Ok(()),
+    match unwanted.iter().find(|name| needs.contains(&format!("[{name}.so"))) {
+        Some(name) => {
+            let library = library.display();
+            Err(format!("{library} needs {name}; see build.rs of its crate").into())
+        }
+        None => Ok(()),
     }
 }
 
+/// The profile of published libraries.
+const PROFILE: &str = "library";
+
 /// The profiles of the program and of the libraries.
 fn profiles(dist: &Dist) -> (&'static str, &'static str) {
-    if dist.is_quick { ("quick", "quick") } else { ("release", "library") }
+    if dist.is_quick { ("quick", "quick") } else { ("release", PROFILE) }
 }
 
 /// Copies a file to a folder without its debug information, which goes into a file in `debug`. A
@@ -276,6 +305,9 @@ fn lay_out(built: &Built, programs: &Path, prefix: &Path) -> Result<()> {
     copy(&built.program, programs, 0o755)?;
     for library in &built.libraries {
         copy(library, &prefix.join("lib/uzswap"), 0o755)?;
+    }
+    if let Some(library) = &built.unified {
+        copy(library, &prefix.join("lib/uzswap").join(UNIFIED), 0o755)?;
     }
     Ok(manual::write(&prefix.join("share/man/man1"), manual::pages())?)
 }

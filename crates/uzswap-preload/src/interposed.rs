@@ -6,7 +6,7 @@
 
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
-use crate::{asked, front, reserved, thread_locals};
+use crate::{asked, c_library, front, reserved, thread_locals};
 use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
 use std::arch::asm;
 use std::ffi::{CStr, c_void};
@@ -97,18 +97,28 @@ unsafe extern "C" {
 /// a sanitizer's): a block must be freed by the allocator that made it. 0 before it is looked up.
 struct Next {
     name: &'static CStr,
+    /// True if each version of the C library has this function, for all programs.
+    is_old: bool,
     function: AtomicUsize,
 }
 
-static MALLOC: Next = Next { name: c"malloc", function: AtomicUsize::new(0) };
-static CALLOC: Next = Next { name: c"calloc", function: AtomicUsize::new(0) };
-static REALLOC: Next = Next { name: c"realloc", function: AtomicUsize::new(0) };
-static POSIX_MEMALIGN: Next = Next { name: c"posix_memalign", function: AtomicUsize::new(0) };
-static ALIGNED_ALLOC: Next = Next { name: c"aligned_alloc", function: AtomicUsize::new(0) };
-static MEMALIGN: Next = Next { name: c"memalign", function: AtomicUsize::new(0) };
-static FORK: Next = Next { name: c"fork", function: AtomicUsize::new(0) };
+static MALLOC: Next = Next::of_each_version(c"malloc");
+static CALLOC: Next = Next::of_each_version(c"calloc");
+static REALLOC: Next = Next::of_each_version(c"realloc");
+static POSIX_MEMALIGN: Next = Next::of_each_version(c"posix_memalign");
+static ALIGNED_ALLOC: Next = Next::of_each_version(c"aligned_alloc");
+static MEMALIGN: Next = Next::of_each_version(c"memalign");
+static FORK: Next = Next::of_each_version(c"fork");
 
 impl Next {
+    const fn of_each_version(name: &'static CStr) -> Self {
+        Self { name, is_old: true, function: AtomicUsize::new(0) }
+    }
+
+    const fn of_some_versions(name: &'static CStr) -> Self {
+        Self { name, is_old: false, function: AtomicUsize::new(0) }
+    }
+
     /// The function's address, or `of_libc` if there is no other. 0 while this thread searches for
     /// a function: the search itself asks for memory.
     fn get(&self, of_libc: usize) -> usize {
@@ -126,8 +136,7 @@ impl Next {
             return 0;
         }
         thread_locals::set_searching(true);
-        // SAFETY: a name; the result stays as long as the program.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) } as usize;
+        let found = c_library::next(self.name, self.is_old) as usize;
         thread_locals::set_searching(false);
         let found = if found == 0 { of_libc } else { found };
         self.function.store(found, Relaxed);
@@ -321,8 +330,8 @@ pub unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
 
 type StatAt = unsafe extern "C" fn(c_int, *const c_char, *mut stat, c_int) -> c_int;
 type VersionedStatAt = unsafe extern "C" fn(c_int, c_int, *const c_char, *mut stat, c_int) -> c_int;
-static FSTATAT: Next = Next { name: c"fstatat", function: AtomicUsize::new(0) };
-static FXSTATAT: Next = Next { name: c"__fxstatat64", function: AtomicUsize::new(0) };
+static FSTATAT: Next = Next::of_some_versions(c"fstatat");
+static FXSTATAT: Next = Next::of_some_versions(c"__fxstatat64");
 
 /// A program that may fork only while it has one thread (Chromium) counts its threads by the links
 /// of the folder that lists them.

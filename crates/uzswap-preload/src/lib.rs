@@ -23,6 +23,7 @@
     reason = "the C library's functions by name, variables of a thread: the program answers for its arguments; the agent is never unloaded"
 )]
 
+mod c_library;
 mod counted;
 mod interposed;
 mod kernel;
@@ -74,11 +75,16 @@ extern "C" fn begin() {
             return say(&[path.to_bytes(), b": ", reason.to_bytes()]);
         }
     };
+    if !c_library::is_whole() {
+        const REASON: &[u8] = b"it brings a C library older than glibc 2.34";
+        tree.leave_alone(&[name(), b": ", REASON]);
+        return say(&[REASON]);
+    }
     let mut key = 0;
     // SAFETY: the key is written; the functions have the required form.
     let is_set_up = unsafe {
         // The first keys have their values in each thread's block.
-        libc::pthread_key_create(&mut key, Some(end)) == 0
+        __pthread_key_create(&mut key, Some(end)) == 0
             && __register_atfork(None, None, Some(in_child), ptr::null_mut()) == 0
     };
     if !is_set_up {
@@ -121,6 +127,13 @@ extern "C" fn begin() {
 }
 
 unsafe extern "C" {
+    /// `pthread_key_create`, by a name to which the standard library has no reference of its own:
+    /// that reference would not be weak.
+    fn __pthread_key_create(
+        key: *mut libc::pthread_key_t,
+        end: Option<unsafe extern "C" fn(*mut c_void)>,
+    ) -> libc::c_int;
+
     /// `pthread_atfork` of a program that never unloads this.
     fn __register_atfork(
         prepare: Option<unsafe extern "C" fn()>,

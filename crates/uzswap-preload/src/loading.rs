@@ -14,8 +14,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::*};
 use uzswap_tree::front::{BEGIN, Begin, Fork, Front, Hooks};
 
-/// The agent, in the folder of this library.
-const AGENT: &CStr = c"libuzswap_agent.so";
+/// The agent, from the folder of this library. The `unified` build lies in a folder below.
+const AGENT: &CStr = if cfg!(unified) { c"../libuzswap_agent.so" } else { c"libuzswap_agent.so" };
 
 /// The longest time that loading takes if the dynamic linker is not busy, in milliseconds.
 pub const LOAD_TIME: u32 = 20;

@@ -10,6 +10,7 @@
 )]
 
 pub mod ballast;
+pub mod c_library;
 pub mod callers_signals;
 pub mod cgroup;
 pub mod cpu;

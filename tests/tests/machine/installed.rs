@@ -188,7 +188,8 @@ fn the_wheel_asks_for_an_old_c_library() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let names = ["_uzswap.abi3.so", "libuzswap_agent.so", "libuzswap_preload.so", "uzswap"];
+    let preloaded = "libuzswap_preload.so";
+    let names = ["_uzswap.abi3.so", "libuzswap_agent.so", preloaded, preloaded, "uzswap"];
     assert_eq!(unpacked(&wheel(), folder.path(), "objdump"), names);
 }
 
@@ -212,21 +213,73 @@ fn the_wheel_for_aarch64_has_a_program_that_runs_and_the_module() {
     assert!(said.contains("this processor is aarch64"), "{said}");
 }
 
+/// Commands that install a wheel.
+fn install(wheel: &Path) -> String {
+    let name = wheel.file_name().unwrap().display();
+    format!("python3 -m venv v && v/bin/pip install --quiet --no-index ./{name}")
+}
+
 #[test]
 fn the_wheel_is_installed_and_runs_on_debian_11_12_and_13() {
     if is_skipped() {
         return;
     }
     let wheel = wheel();
-    let name = wheel.file_name().unwrap().to_string_lossy().into_owned();
     let install = format!(
-        "python3 -m venv v && v/bin/pip install --quiet --no-index ./{name}\n\
+        "{}\n\
          v/bin/python -m uzswap --version\n\
-         v/bin/python -c 'import uzswap; print(uzswap.Pager(\"8M\").stats()[\"faults\"])'"
+         v/bin/python -c 'import uzswap; print(uzswap.Pager(\"8M\").stats()[\"faults\"])'",
+        install(&wheel)
     );
     for suite in SUITES {
         check(&root_of(suite), &[&wheel], &install, "v/bin/uzswap");
     }
+}
+
+/// Before glibc 2.34 the preloaded library needs libpthread and libdl. Later both are empty, and
+/// each start of a program would map them.
+#[test]
+fn a_program_loads_no_empty_libraries_on_newer_systems() {
+    if is_skipped() {
+        return;
+    }
+    let wheel = wheel();
+    let run = "v/bin/uzswap run --in-process --memory 80M -- cat /proc/self/maps";
+    for suite in SUITES {
+        let script = format!("{}\n{run}\nexport LD_BIND_NOW=1\n{run}", install(&wheel));
+        let output = run_in(&root_of(suite), &[&wheel], &script);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("runs without"), "{suite}: {said}");
+        let maps = String::from_utf8_lossy(&output.stdout);
+        let has = |name: &str| maps.contains(name);
+        assert!(has("/libuzswap_preload.so"), "{suite}: {maps}");
+        let is_new = suite != "bullseye";
+        assert_eq!(has("/glibc-2.34/libuzswap_preload.so"), is_new, "{suite}: {maps}");
+        assert_eq!(has("/libpthread") || has("/libdl"), !is_new, "{suite}: {maps}");
+    }
+}
+
+/// Such a program has none of the functions of libpthread and libdl, if it needs neither.
+#[test]
+fn a_program_that_brings_an_older_c_library_runs_without_on_newer_systems() {
+    if is_skipped() {
+        return;
+    }
+    let (wheel, old) = (wheel(), root_of("bullseye"));
+    let names = ["bin/cat", "lib/x86_64-linux-gnu/ld-2.31.so", "lib/x86_64-linux-gnu/libc.so.6"];
+    let its = names.map(|name| old.join(name));
+    let files: Vec<_> = its.iter().chain([&wheel]).map(PathBuf::as_path).collect();
+    let run = "v/bin/uzswap run --in-process --memory 80M -- \
+               sh -c './ld-2.31.so --library-path . ./cat text'";
+    let script = format!(
+        "{}\nchmod +x cat ld*; echo content >text\n{run}\nexport LD_BIND_NOW=1\n{run}",
+        install(&wheel)
+    );
+    let output = run_in(&root_of("trixie"), &files, &script);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "content\ncontent\n", "{said}");
+    assert!(said.contains("it brings a C library older than glibc 2.34"), "{said}");
 }
 
 #[test]

@@ -47,7 +47,10 @@ fn in_process() -> Vec<Finding> {
     vec![
         Finding { what: "userfaultfd with SIGBUS", state: faults, required: false },
         finding("pages leave by", by),
-        finding("library", in_process::library().map(|path| path.display().to_string())),
+        finding(
+            "library",
+            in_process::libraries::preloaded().map(|path| path.display().to_string()),
+        ),
     ]
 }
 

@@ -5,8 +5,8 @@
 //! processes, and derives the reason from its file.
 
 use crate::commands::in_process::executable::{self, Linkage};
+use crate::commands::in_process::libraries::{AGENT, LIBRARY};
 use crate::commands::in_process::numbers::Numbers;
-use crate::commands::in_process::{AGENT, LIBRARY};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -6,6 +6,7 @@ mod beyond;
 mod container;
 pub mod executable;
 mod left_alone;
+pub mod libraries;
 mod numbers;
 pub mod tree_file;
 
@@ -45,11 +46,6 @@ use uzswap_tree::{Setting, Table, clock, share};
 const _: () = assert!(favour::WHOLE == share::FAVOUR);
 /// The favour follows the faults between two looks.
 const _: () = assert!(favour::EVERY.as_millis() == supervise::TICK.as_millis());
-
-/// The preloaded library, under its name when installed and when built.
-const LIBRARY: &str = "libuzswap_preload.so";
-/// The library that the preloaded library loads, from the same folder.
-const AGENT: &str = "libuzswap_agent.so";
 
 /// The variable that names the means to begin with, for tests and measurements.
 const MEANS: &str = "UZSWAP_MEANS";
@@ -123,7 +119,7 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     options::check_memory(arguments.memory, machine)?;
     let program = supervise::find_command(&arguments.command[0])?;
     let library = match processor() {
-        Ok(()) => Ok(library().map_err(Failure::new)?),
+        Ok(()) => Ok(libraries::preloaded().map_err(Failure::new)?),
         Err(reason) => Err(reason),
     };
     // Before this process has threads: with threads, the kernel waits some 10 ms, for an RCU grace
@@ -493,23 +489,6 @@ fn store(arguments: &RunArguments, has_disk: bool) -> Result<Option<Address>, Fa
 
 /// Without `--backing`, a process has room on the disk for sixteen times the memory.
 const PARTS: u64 = 32;
-
-/// The path of the library, which must have the agent beside it: next to this program, or where
-/// packages put it. The error has the places that were tried, and the remedy.
-pub fn library() -> Result<PathBuf, String> {
-    let own = env::current_exe().unwrap_or_default();
-    let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.to_owned(), folder.join("../lib/uzswap")];
-    let all = |place: &&PathBuf| [LIBRARY, AGENT].iter().all(|name| place.join(name).exists());
-    let found = places.iter().find(all).map(|place| place.join(LIBRARY));
-    found.ok_or_else(|| {
-        let (own, place) = (own.display(), places[1].display());
-        format!(
-            "{LIBRARY} and {AGENT} are neither beside {own} nor in {place}; `pip install uzswap`, \
-             or the tarball of a release, brings program and libraries"
-        )
-    })
-}
 
 /// Starts load control, if it is wanted and the processes share a file.
 fn start_load_control(
