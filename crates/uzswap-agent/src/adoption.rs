@@ -5,7 +5,7 @@
 //! unknown kind is left alone, and counted by the reason. The kernel merges neighbours into one
 //! mapping, from which we cut the parts that must stay.
 
-use crate::{AGENT, allocator, devices, layout, looker, stacks, withheld};
+use crate::{AGENT, allocator, devices, layout, looker, mode, relocated, stacks, withheld};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use uzswap_calls::sites;
@@ -223,10 +223,15 @@ pub fn adopt_all(
     stubs: &[Range<usize>],
 ) -> layout::Layout {
     let mut layout = layout::Layout::new(current_heap_end());
+    // Memory that may only be read stays in the mode of protection.
+    let moved = match mode() {
+        Mode::Protection => Vec::new(),
+        _ => relocated::take_out(modules, |one| stays(one).is_none()),
+    };
     // Without the list no memory is adopted; `take_over` has checked that the list can be read.
     let text = looker::apart(|| smaps::read().unwrap_or_default());
     let all = smaps::parse(&text);
-    let kept = kept(modules);
+    let kept = kept(modules, &moved);
     for one in &all {
         let range = &one.mapped.range;
         let is_free = || kept.iter().all(|kept| !map::overlap(kept, range));
@@ -256,8 +261,9 @@ fn is_plain(one: &Described<'_>) -> bool {
     !one.mapped.has_file && is_unnamed && one.mapped.access[3] == b'p'
 }
 
-/// The memory that stays, even if the kernel has joined it with other memory.
-fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
+/// The memory that stays, even if the kernel has joined it with other memory. `moved` is the part
+/// of the libraries' memory that may leave.
+fn kept(modules: &[sites::Module], moved: &[Range<usize>]) -> Vec<Range<usize>> {
     let signal_stacks =
         stacks::FROM_BEFORE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Variables of the program itself may leave; those of libraries serve faults, too.
@@ -267,7 +273,10 @@ fn kept(modules: &[sites::Module]) -> Vec<Range<usize>> {
     kept.extend(allocator::own());
     kept.extend(devices::handed());
     kept.push(of_main);
-    kept.extend(libraries.map(|module| module.range.clone()));
+    let whole_pages = |range: &Range<usize>| {
+        range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES)
+    };
+    kept.extend(libraries.flat_map(|module| map::cut(whole_pages(&module.range), moved)));
     kept.extend(signal_stacks.iter().cloned());
     kept
 }
@@ -301,7 +310,7 @@ fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying])
         b'w' => Contents::Pages,
         _ => Contents::ReadOnlyPages,
     };
-    if contents == Contents::ReadOnlyPages && crate::mode() == Mode::Protection {
+    if contents == Contents::ReadOnlyPages && mode() == Mode::Protection {
         return note_left(Stays::ReadOnly, one.page_bytes);
     }
     let parts = map::cut(start..range.end, kept).into_iter();

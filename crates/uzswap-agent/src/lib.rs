@@ -48,6 +48,7 @@ mod own_files;
 mod parts;
 mod pins;
 mod processes;
+mod relocated;
 mod request;
 mod restart;
 mod robust;

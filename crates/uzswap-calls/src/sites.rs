@@ -20,7 +20,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use uzswap_sys::map::PAGE_BYTES;
+use uzswap_sys::map::{self, PAGE_BYTES};
 
 /// `syscall`.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -110,6 +110,9 @@ pub struct Module {
     pub thread_bytes: usize,
     /// True if the Go compiler made it: Go makes calls on stacks of 2 KiB.
     pub is_go: bool,
+    /// Its constants that hold addresses (RELRO), without those that the dynamic linker reads. They
+    /// do not change after the start.
+    pub constants: Vec<Range<usize>>,
     code: Vec<Range<usize>>,
     /// The memory from the table of functions to the end of its segment.
     tables: Option<Range<usize>>,
@@ -256,6 +259,9 @@ impl Module {
         let whole =
             loaded.reduce(|whole, part| whole.start.min(part.start)..whole.end.max(part.end));
         let code = headers.iter().filter(is_code).map(range).collect();
+        let of_kind = |kind| headers.iter().filter(move |header| header.p_type == kind).map(range);
+        let linkers = of_kind(libc::PT_DYNAMIC).chain(of_kind(libc::PT_TLS)).collect::<Vec<_>>();
+        let constants = of_kind(libc::PT_GNU_RELRO).flat_map(|part| map::cut(part, &linkers));
         Self {
             name: name.to_string_lossy().into_owned(),
             range: whole.unwrap_or_default(),
@@ -264,6 +270,7 @@ impl Module {
                 // SAFETY: notes are in a segment of the file, which is mapped.
                 header.p_type == libc::PT_NOTE && unsafe { has_note_of_go(&range(header)) }
             }),
+            constants: constants.collect(),
             code,
             tables,
         }

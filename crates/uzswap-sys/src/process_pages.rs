@@ -1,4 +1,4 @@
-//! The pages of another process, read with the kernel's state of each.
+//! The pages of a process, with the kernel's state of each.
 
 use crate::map::PAGE_BYTES;
 use std::fs::File;
@@ -33,6 +33,14 @@ impl PageState {
     pub fn frame(self) -> u64 {
         self.0 & ((1 << 55) - 1)
     }
+}
+
+/// The states of this process's pages in a range. Errors: those of opening and reading the file.
+pub fn own_states(range: &Range<usize>) -> io::Result<Vec<PageState>> {
+    let mut states = vec![0; range.len() / PAGE_BYTES * 8];
+    let pagemap = File::open("/proc/thread-self/pagemap")?;
+    pagemap.read_exact_at(&mut states, (range.start / PAGE_BYTES * 8) as u64)?;
+    Ok(states.as_chunks().0.iter().map(|state| PageState(u64::from_le_bytes(*state))).collect())
 }
 
 /// The files that show a process's pages.

@@ -29,6 +29,7 @@ pub fn unlisted(listed: &[Module]) -> io::Result<Vec<Module>> {
             range: one.range.clone(),
             thread_bytes: 0,
             is_go: false,
+            constants: Vec::new(),
             code: vec![one.range.clone()],
             tables: None,
         });
