@@ -1,8 +1,8 @@
 //! Calls before which our threads end.
 //!
-//! The kernel permits some to a process of one thread only, such as `unshare` of the user namespace.
-//! If the program has only one thread, ours end before the call and start again after it. Others
-//! restrict the calls that all threads may make (seccomp).
+//! The kernel permits some to a process of one thread only, such as `unshare` of the user
+//! namespace. If the program has only one thread, ours end before the call and start again after
+//! it. Others restrict the calls that all threads may make (seccomp).
 
 use crate::decide::FILTERS;
 use crate::{AGENT, front, inside, is_inside, looker, name, say, stage, threads};
@@ -57,9 +57,9 @@ pub extern "C" fn call(number: c_long, first: u64, second: u64) -> c_long {
     make()
 }
 
-/// Makes a call by which a program that was not taken over restricts its later calls, and writes the
-/// kernel's answer. After that no thread of ours makes a call. `false` if the caller has to make the
-/// call.
+/// Makes a call by which a program that was not taken over restricts its later calls, and writes
+/// the kernel's answer. After that no thread of ours makes a call. `false` if the caller has to
+/// make the call.
 pub unsafe extern "C" fn restrict(
     number: c_long,
     arguments: &[u64; 6],

@@ -9,12 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// True if the caller ignored SIGPIPE.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// The standard library ignores SIGPIPE before `main`, so the C library reads it before that.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static READ_PIPE: extern "C" fn() = read_pipe;
+/// For a program that starts commands, once: the standard library ignores SIGPIPE before `main`, so
+/// the C library looks at that signal before.
+#[macro_export]
+macro_rules! look_before_main {
+    () => {
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static LOOK: extern "C" fn() = $crate::callers_signals::look;
+    };
+}
 
-extern "C" fn read_pipe() {
+/// Called by [`look_before_main`].
+pub extern "C" fn look() {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: without a new action, the call writes the present one to `action`, which has that
     // type. All-zero bytes are a valid action.

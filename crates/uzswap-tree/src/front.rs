@@ -108,9 +108,9 @@ pub struct Hooks {
     /// Calls `unshare` or `setns`, by its number, and returns the kernel's answer. If the program
     /// has only one thread, ours end before the call and start again after it.
     pub alone: extern "C" fn(c_long, u64, u64) -> c_long,
-    /// Makes a call by which the program restricts its later calls (seccomp), and writes the kernel's
-    /// answer. Our threads end before, since the filter may forbid their calls. `false` if the caller
-    /// has to make the call, by an instruction that the agent has replaced.
+    /// Makes a call by which the program restricts its later calls (seccomp), and writes the
+    /// kernel's answer. Our threads end before, since the filter may forbid their calls. `false`
+    /// if the caller has to make the call, by an instruction that the agent has replaced.
     pub restrict: unsafe extern "C" fn(c_long, &[u64; 6], &mut c_long) -> bool,
     /// The number of the program's threads, without ours.
     pub threads: extern "C" fn() -> u64,

@@ -24,6 +24,8 @@ use std::process::ExitCode;
 use stdio::say;
 use uzswap_cli::{address, cli, metrics, size};
 
+uzswap_sys::look_before_main!();
+
 /// Exit status when uzswap itself fails, the same as for `env` and `timeout`. 126 and 127 are about
 /// the command.
 const EXIT_FAILURE: u8 = 125;

@@ -340,7 +340,8 @@ int main(void) {
                                     { 6, 0, 0, SECCOMP_RET_ALLOW } };
     struct sock_fprog program = { 6, filter };
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program)) return 1;
+    unsigned for_all = SECCOMP_FILTER_FLAG_TSYNC;
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, for_all, &program)) return 1;
     nanosleep(&(struct timespec) { 0, 500000000 }, NULL);
     write(1, "hello\n", 6);
     _exit(7);

@@ -120,7 +120,9 @@ impl LeftAlone {
 /// True if a process has mapped a file of this name, or if its mappings cannot be read.
 pub fn has_mapped(process: i32, file: &str) -> bool {
     let maps = fs::read_to_string(format!("/proc/{process}/maps"));
-    maps.map_or(true, |maps| maps.contains(&format!("/{file}")))
+    let end = format!("/{file}");
+    let is_it = |line: &str| line.strip_suffix(" (deleted)").unwrap_or(line).ends_with(&end);
+    maps.map_or(true, |maps| maps.lines().any(is_it))
 }
 
 /// The addresses of a process's code and stack. The kernel chooses them anew at each exec.
