@@ -302,16 +302,30 @@ static int handles_in_child(void) {
 
 // The program counts its threads by the kernel's list. Some programs refuse to fork with more than
 // one thread.
-static int threads_of(void) {
+static int threads_in(int processes) {
     struct stat status;
-    int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
     int answer = fstatat(processes, "self/task/", &status, 0);
-    close(processes);
     return answer ? -1 : (int)status.st_nlink - 2;
+}
+static int threads_of(void) {
+    int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
+    int count = threads_in(processes);
+    close(processes);
+    return count;
 }
 static void *count_threads(void *there) {
     *(int *)there = threads_of();
     return NULL;
+}
+// The same in a sandbox, where only a descriptor leads to /proc.
+static int counts_in_sandbox(void) {
+    int processes = open("/proc/", O_RDONLY | O_DIRECTORY);
+    for (int i = 0; i < 16; i++) memset(map(MIB), 1, MIB);
+    if (unshare(CLONE_NEWUSER) || chroot("/proc/self/fdinfo/")) return 2;
+    printf("%d", threads_in(processes));
+    for (int i = 0; i < 60; i++, usleep(4000)) memset(map(MIB), 1, MIB);
+    printf(" %d\n", threads_in(processes));
+    return 0;
 }
 static int counts_itself(void) {
     int two = 0;
@@ -666,7 +680,7 @@ int main(int arguments, char **argument) {
         { "own_descriptors", own_descriptors }, { "threads_descriptors", threads_descriptors },
         { "own_descriptors_before", own_descriptors_before },
         { "waiting_calls", waiting_calls }, { "long_arguments", long_arguments },
-        { "counts_itself", counts_itself }, { "handles_in_child", handles_in_child },
+        { "counts_itself", counts_itself }, { "counts_in_sandbox", counts_in_sandbox }, { "handles_in_child", handles_in_child },
         { "shares_memory", shares_memory }, { "shares_all", shares_all },
         { "shares_as_thread", shares_as_thread }, { "other_block", other_block },
         { "shared_memory_before", shared_memory_before },

@@ -6,7 +6,8 @@
 
 use crate::decide::FILTERS;
 use crate::{AGENT, front, inside, is_inside, looker, name, say, stage, threads};
-use libc::{c_int, c_long};
+use libc::{c_char, c_int, c_long};
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::{Duration, Instant};
 use uzswap_calls::{raw, stop};
@@ -108,15 +109,41 @@ fn of_program() -> usize {
     stop::threads().map_or(usize::MAX, |all| all.len().saturating_sub(threads::ours().len()))
 }
 
-/// The number of the program's threads, for a program that counts them itself. Waits a moment for
-/// threads of ours that begin or end.
-pub extern "C" fn count() -> u64 {
+/// The number of the program's threads, for a program that counts them itself by the links of a
+/// folder. Waits a moment for threads of ours that begin or end.
+pub unsafe extern "C" fn count(folder: c_int, path: *const c_char) -> u64 {
+    let count = || match of_program() {
+        // The program may have left its /proc, but for a descriptor.
+        // SAFETY: the caller's folder and path.
+        usize::MAX => unsafe { links(folder, path) }.saturating_sub(2 + threads::count() as u64),
+        count => count as u64,
+    };
     let mut looks = 0;
-    while looks < LOOKS && !is_alone() {
+    while looks < LOOKS && count() > 1 {
         threads::pause();
         looks += u32::from(!own_threads::are_coming());
     }
-    of_program() as u64
+    count()
+}
+
+/// The links of a folder; the largest number if it cannot be found.
+unsafe fn links(folder: c_int, path: *const c_char) -> u64 {
+    let mut status = MaybeUninit::<libc::stat>::zeroed();
+    let at = status.as_mut_ptr();
+    let arguments = [folder as u64, path as u64, at as u64, 0, 0, 0];
+    // SAFETY: the kernel reads the path, and writes the status, which may be all zeros.
+    unsafe {
+        match raw(libc::SYS_newfstatat as u64, arguments) {
+            0 => status.assume_init().st_nlink,
+            _ => u64::MAX,
+        }
+    }
+}
+
+/// The number of the program's threads.
+pub fn count_by_list() -> u64 {
+    // SAFETY: an empty path is none.
+    unsafe { count(-1, c"".as_ptr()) }
 }
 
 pub fn end_watching() {
@@ -153,12 +180,7 @@ fn watch_again() {
 }
 
 fn await_end(thread: i32) {
-    // SAFETY: takes nothing.
-    let process = unsafe { raw(libc::SYS_getpid as u64, [0; 6]) } as u64;
-    // SAFETY: asks only.
-    let is_there =
-        || unsafe { raw(libc::SYS_tgkill as u64, [process, thread as u64, 0, 0, 0, 0]) == 0 };
-    await_false(is_there);
+    await_false(|| threads::lives(thread));
 }
 
 /// Waits until the calling thread is the only one.

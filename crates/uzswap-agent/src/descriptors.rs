@@ -24,7 +24,7 @@ fn is_kept() -> bool {
     }
     let deadline = Instant::now() + PATIENCE;
     let is_alone = loop {
-        let is_alone = alone::count() == 1;
+        let is_alone = alone::count_by_list() == 1;
         if is_alone || Instant::now() >= deadline {
             break is_alone;
         }

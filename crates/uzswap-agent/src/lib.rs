@@ -73,7 +73,9 @@ mod written;
 
 use decide::{Action, decide};
 use stage::Stage;
+use std::ffi::OsStr;
 use std::io::{self, IoSlice};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
@@ -375,7 +377,9 @@ fn name() -> String {
 /// The name by which the program was called. Needs no descriptor.
 fn called_name() -> String {
     let first = std::env::args_os().next().unwrap_or_default();
-    let name = Path::new(&first).file_name().unwrap_or_default();
+    // Chromium writes all of its arguments there.
+    let path = first.as_encoded_bytes().split(|byte| *byte == b' ').next().unwrap_or_default();
+    let name = Path::new(OsStr::from_bytes(path)).file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
 

@@ -349,7 +349,7 @@ unsafe fn stat_at(folder: c_int, path: *const c_char, status: *mut stat, flags: 
             }
             next => std::mem::transmute::<usize, StatAt>(next)(folder, path, status, flags),
         };
-        without_our_threads(result, path, status)
+        without_our_threads(result, folder, path, status)
     }
 }
 
@@ -381,7 +381,8 @@ unsafe extern "C" fn __fxstatat64(
             0 => stat_at(folder, path, status, flags),
             next => {
                 let next = std::mem::transmute::<usize, VersionedStatAt>(next);
-                without_our_threads(next(version, folder, path, status, flags), path, status)
+                let result = next(version, folder, path, status, flags);
+                without_our_threads(result, folder, path, status)
             }
         }
     }
@@ -392,19 +393,25 @@ unsafe extern "C" fn __fxstatat64(
 ///
 /// # Safety
 /// The result is the answer for this path, with this status.
-unsafe fn without_our_threads(result: c_int, path: *const c_char, status: *mut stat) -> c_int {
+unsafe fn without_our_threads(
+    result: c_int,
+    folder: c_int,
+    path: *const c_char,
+    status: *mut stat,
+) -> c_int {
     // Milliseconds to wait for a thread that loads the agent: that thread is ours, too.
     const PATIENCE: u32 = 2000;
     if result == 0 && !path.is_null() && front().is_some() {
         // SAFETY: the path was read, and the status written.
-        let (path, status) = unsafe { (CStr::from_ptr(path).to_bytes(), &mut *status) };
-        let path = path.strip_suffix(b"/").unwrap_or(path);
+        let (text, status) = unsafe { (CStr::from_ptr(path).to_bytes(), &mut *status) };
+        let text = text.strip_suffix(b"/").unwrap_or(text);
         let is_folder = status.st_mode & libc::S_IFMT == libc::S_IFDIR && status.st_size == 0;
         if is_folder
-            && path.ends_with(b"self/task")
+            && text.ends_with(b"self/task")
             && let Some(hooks) = loading::await_loaded(PATIENCE)
         {
-            status.st_nlink = (hooks.threads)().saturating_add(2);
+            // SAFETY: the caller's folder and path.
+            status.st_nlink = unsafe { (hooks.threads)(folder, path) }.saturating_add(2);
         }
     }
     result

@@ -3,7 +3,7 @@
 //! *agent*, which does the rest.
 
 use crate::{Tree, own_number};
-use libc::{c_int, c_long, pid_t, sigaction};
+use libc::{c_char, c_int, c_long, pid_t, sigaction};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// A number that changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_000b;
+pub const FORM: u64 = 0x757a_6672_6f6e_000c;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -112,8 +112,9 @@ pub struct Hooks {
     /// kernel's answer. Our threads end before, since the filter may forbid their calls. `false`
     /// if the caller has to make the call, by an instruction that the agent has replaced.
     pub restrict: unsafe extern "C" fn(c_long, &[u64; 6], &mut c_long) -> bool,
-    /// The number of the program's threads, without ours.
-    pub threads: extern "C" fn() -> u64,
+    /// The number of the program's threads, without ours. Takes the folder that lists them, as
+    /// `fstatat` does.
+    pub threads: unsafe extern "C" fn(c_int, *const c_char) -> u64,
     /// Notes memory that a call of `ioctl` hands to a device: see [`crate::devices`].
     pub hands_over: extern "C" fn(u32, u64),
     /// Makes `process_vm_readv` or `process_vm_writev` of a process whose memory may be visited,

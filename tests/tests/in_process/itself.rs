@@ -38,6 +38,15 @@ fn a_program_counts_neither_threads_nor_descriptors_of_ours() {
 }
 
 #[test]
+fn a_program_in_a_sandbox_of_its_own_counts_no_threads_of_ours() {
+    let folder = habit_folder("forks.c", &[]);
+    let (alone, _) = finish_habit(folder.path(), "./program counts_in_sandbox");
+    let (out, told) = finish_habit(folder.path(), &format!("{RUN} ./program counts_in_sandbox"));
+    assert_eq!(out, alone, "{told}");
+    assert!(told.contains("left program: it has no /proc"), "{told}");
+}
+
+#[test]
 fn a_command_ignores_and_blocks_the_signals_of_its_caller() {
     let folder = habit_folder("itself.c", &[]);
     let command = "grep -E 'SigBlk|SigIgn' /proc/self/status";
