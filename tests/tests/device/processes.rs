@@ -178,9 +178,9 @@ fn own_files(pid: i32) -> Vec<PathBuf> {
     files.filter(|file| file.to_str().is_some_and(|file| file.starts_with(&disk))).collect()
 }
 
-#[test]
-fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
-    let Some(machine) = Machine::take() else { return };
+/// Kills the daemons of a run while they make areas. Returns the number of kills, or `None` where
+/// the device's transport makes areas otherwise.
+fn kill_at_new_areas() -> Option<u64> {
     let churn = program("churn");
     let options = ["--memory", "64M", "--backing", "none", "--pool", "400M", "--size", "1G"];
     let run = Run::start(&options, &[churn.to_str().unwrap(), "300", &seconds(14), "2"]);
@@ -209,7 +209,15 @@ fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
     }
     let over_ublk = state().is_some() && is_over_ublk();
     run.finish().assert_code(0);
-    assert!(kills > 0 || over_ublk, "no area was met while it was made");
+    (!over_ublk).then_some(kills)
+}
+
+#[test]
+fn a_daemon_killed_at_any_moment_of_a_new_area_keeps_nobody_waiting() {
+    let Some(machine) = Machine::take() else { return };
+    // Beside other work, a run may have made its areas before we look.
+    let is_met = || kill_at_new_areas().is_none_or(|kills| kills > 0);
+    assert!((0..5).any(|_| is_met()), "no area was met while it was made");
     machine.assert_as_before();
 }
 
