@@ -80,7 +80,7 @@ pub unsafe extern "C" fn restrict(
     // The watching thread may have just taken the program over.
     let is_here = !stage::is_taken_over();
     if is_here {
-        front.waits.fetch_or(FILTERED, Relaxed);
+        front.restrict();
         // SAFETY: the program's own call.
         *answer = unsafe { raw(number as u64, *arguments) } as c_long;
     }

@@ -441,7 +441,7 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
     // SAFETY: the caller's promise.
     unsafe {
         if !hooks.is_some_and(|hooks| (hooks.restrict)(number, &arguments, &mut result)) {
-            front.inspect(|front| _ = front.waits.fetch_or(FILTERED, Relaxed));
+            front.inspect(|front| front.restrict());
             result = raw(number, arguments);
         }
     }

@@ -106,6 +106,7 @@ extern "C" fn begin() {
         has_own_allocator: interposed::has_own_allocator(),
         process: AtomicU32::new(uzswap_tree::own_number()),
         waits: AtomicU32::new(0),
+        looking: AtomicU32::new(0),
         watcher: AtomicU64::new(0),
         ended: AtomicU64::new(0),
         is_past_library: AtomicBool::new(false),
@@ -239,6 +240,7 @@ fn look(front: &Front, more: usize, may_wait: bool) {
         // The process was forked past the C library, whose handlers have not run.
         begin_child(true);
     }
+    let Some(_looking) = front.look() else { return };
     if let Some(hooks) = loading::hooks() {
         return (hooks.look)(more, may_wait);
     }

@@ -4,6 +4,7 @@
 
 use crate::{Tree, own_number};
 use libc::{c_char, c_int, c_long, pid_t, sigaction};
+use rustix::time::Timespec;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use std::time::Duration;
@@ -15,7 +16,7 @@ pub const BEGIN: &CStr = c"uzswap_agent";
 pub type Begin = extern "C" fn(&'static Front) -> *const Hooks;
 
 /// A number that changes with the layout below.
-pub const FORM: u64 = 0x757a_6672_6f6e_000c;
+pub const FORM: u64 = 0x757a_6672_6f6e_000d;
 
 /// Bytes of the stack of the thread that watches.
 pub const STACK: usize = 256 << 10;
@@ -72,6 +73,8 @@ pub struct Front {
     pub process: AtomicU32,
     /// Reasons why a thread that asks for memory waits: [`TAKING`], [`QUEUED`].
     pub waits: AtomicU32,
+    /// The number of threads that check the process's memory.
+    pub looking: AtomicU32,
     /// The last thread that watched, or that loads the agent to watch: its process and its thread
     /// number, in 32 bits each. The thread may have ended.
     pub watcher: AtomicU64,
@@ -128,7 +131,39 @@ pub struct Hooks {
 /// `fork`.
 pub type Fork = unsafe extern "C" fn() -> pid_t;
 
+/// A thread that checks the process's memory, by system calls that a filter may forbid.
+#[derive(Debug)]
+pub struct Looking<'a>(&'a AtomicU32);
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
 impl Front {
+    /// Begins a check of the process's memory. `None` if the program restricts its calls.
+    pub fn look(&self) -> Option<Looking<'_>> {
+        self.looking.fetch_add(1, SeqCst);
+        let looking = Looking(&self.looking);
+        (self.waits.load(SeqCst) & FILTERED == 0).then_some(looking)
+    }
+
+    /// Notes that the program restricts its calls from now on. Waits a moment for threads that
+    /// check the memory.
+    pub fn restrict(&self) {
+        const MILLISECONDS: u32 = 100;
+        self.waits.fetch_or(FILTERED, SeqCst);
+        for _ in 0..MILLISECONDS {
+            if self.looking.load(SeqCst) == 0 {
+                break;
+            }
+            let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            // A signal may end the sleep early.
+            let _ = rustix::thread::nanosleep(&millisecond);
+        }
+    }
+
     /// Notes that the calling thread is [`Self::watcher`].
     pub fn set_watcher(&self) {
         let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
@@ -187,5 +222,6 @@ impl Front {
         self.ended.store(0, Relaxed);
         self.tree.rejoin();
         self.waits.store(0, Relaxed);
+        self.looking.store(0, Relaxed);
     }
 }
