@@ -41,7 +41,6 @@ pub fn await_all() {
     (0..LOOKS).take_while(|_| !is_known()).for_each(|_| pause());
 }
 
-/// Waits a moment.
 /// True if a thread of this process has not ended. Opens no file.
 pub fn lives(thread: i32) -> bool {
     // SAFETY: asks only.
@@ -51,6 +50,7 @@ pub fn lives(thread: i32) -> bool {
     }
 }
 
+/// Waits a moment.
 pub fn pause() {
     let pause = libc::timespec { tv_sec: 0, tv_nsec: 200_000 };
     // SAFETY: sleeps; a signal ends it early.
@@ -113,7 +113,7 @@ fn last_status(first: i32, first_status: i32) -> i32 {
 /// The C library's count of threads, or null: before glibc 2.34 the library does not export it.
 static COUNTED: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// Looks the address of the C library's count up, since later the dynamic linker's memory may be
+/// Finds the address of the C library's count now, because the dynamic linker's memory may later be
 /// out.
 pub fn find_count() {
     // SAFETY: a name.
