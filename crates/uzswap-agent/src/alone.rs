@@ -67,7 +67,8 @@ pub unsafe extern "C" fn restrict(
     answer: &mut c_long,
 ) -> bool {
     let Some(front) = front().filter(|_| !stage::is_taken_over()) else { return false };
-    if is_inside() {
+    // Below an earlier filter we have no thread, and look for none.
+    if is_inside() || front.waits.load(SeqCst) & FILTERED != 0 {
         return false;
     }
     let inside = inside();
@@ -88,9 +89,11 @@ pub unsafe extern "C" fn restrict(
         if stage::refuse() {
             front.tree.leave_alone_as(own, &[name.as_bytes(), b": ", FILTERS.as_bytes()]);
         }
-    } else {
-        front.waits.fetch_and(!FILTERED, Relaxed);
-        is_watched.then(watch_again);
+    } else if is_watched {
+        if is_here {
+            front.waits.fetch_and(!FILTERED, Relaxed);
+        }
+        watch_again();
     }
     is_here
 }

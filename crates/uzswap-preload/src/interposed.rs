@@ -436,6 +436,7 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
         _ => false,
     };
     let front = front().filter(|_| filters);
+    let was_filtered = crate::is_filtered();
     let hooks = front.filter(|front| !front.is_forked()).and_then(|_| loading::await_hooks());
     let mut result = 0;
     // SAFETY: the caller's promise.
@@ -445,7 +446,7 @@ unsafe fn make(number: c_long, arguments: [u64; 6]) -> c_long {
             result = raw(number, arguments);
         }
     }
-    if result != 0 {
+    if result != 0 && !was_filtered {
         front.inspect(|front| _ = front.waits.fetch_and(!FILTERED, Relaxed));
     }
     answer(result)

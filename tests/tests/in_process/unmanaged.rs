@@ -360,6 +360,48 @@ fn no_thread_of_ours_makes_a_call_below_a_program_s_filter() {
     }
 }
 
+/// Forbids, for all threads, that a file is opened, and grows. Then does so a second time, and asks
+/// for a filter that the kernel refuses.
+const FILTERED_AGAIN: &str = r#"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static void grow(void) {
+    for (int i = 0; i < 24; i++) memset(malloc(1 << 20), 1, 1 << 20);
+}
+int main(void) {
+    struct sock_filter filter[] = { { 0x20, 0, 0, 0 }, { 0x15, 1, 0, SYS_open },
+                                    { 0x15, 0, 1, SYS_openat },
+                                    { 6, 0, 0, SECCOMP_RET_KILL_PROCESS },
+                                    { 6, 0, 0, SECCOMP_RET_ALLOW } };
+    struct sock_fprog program = { 5, filter }, wrong = { 0, filter };
+    unsigned for_all = SECCOMP_FILTER_FLAG_TSYNC;
+    grow();
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    for (int i = 0; i < 2; i++)
+        if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, for_all, &program)) return 1;
+    if (!syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, for_all, &wrong)) return 2;
+    grow();
+    usleep(300000);
+    write(1, "hello\n", 6);
+    _exit(7);
+}
+"#;
+
+#[test]
+fn a_second_filter_comes_below_the_first_one() {
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    compile(folder.path(), FILTERED_AGAIN, &["-O1"]);
+    let mut command = as_nobody(folder.path());
+    command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "64M"]);
+    let output = command.arg(folder.path().join("program")).output().unwrap();
+    check(&output, "left program: it filters its own system calls (seccomp)");
+}
+
 #[test]
 fn a_program_in_an_emulator_leaves_its_memory_to_that() {
     const EMULATOR: &str = "/usr/bin/qemu-x86_64";
