@@ -113,14 +113,23 @@ fn of_program() -> usize {
 }
 
 /// The number of the program's threads, for a program that counts them itself by the links of a
-/// folder. Waits a moment for threads of ours that begin or end.
+/// folder.
 pub unsafe extern "C" fn count(folder: c_int, path: *const c_char) -> u64 {
-    let count = || match of_program() {
+    settled(|| match of_program() {
         // The program may have left its /proc, but for a descriptor.
         // SAFETY: the caller's folder and path.
         usize::MAX => unsafe { links(folder, path) }.saturating_sub(2 + threads::count() as u64),
         count => count as u64,
-    };
+    })
+}
+
+/// The number of the program's threads, by the kernel's list.
+pub fn count_by_list() -> u64 {
+    settled(|| of_program() as u64)
+}
+
+/// A count of the program's threads, after a moment for those of ours that begin or end.
+fn settled(count: impl Fn() -> u64) -> u64 {
     let mut looks = 0;
     while looks < LOOKS && count() > 1 {
         threads::pause();
@@ -141,12 +150,6 @@ unsafe fn links(folder: c_int, path: *const c_char) -> u64 {
             _ => u64::MAX,
         }
     }
-}
-
-/// The number of the program's threads.
-pub fn count_by_list() -> u64 {
-    // SAFETY: an empty path is none.
-    unsafe { count(-1, c"".as_ptr()) }
 }
 
 pub fn end_watching() {
