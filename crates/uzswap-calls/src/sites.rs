@@ -243,23 +243,21 @@ impl Module {
             let start = base + header.p_vaddr as usize;
             start..start + header.p_memsz as usize
         };
+        let of_kind = |kind| headers.iter().filter(move |header| header.p_type == kind).map(range);
         let of_threads = headers.iter().filter(|header| header.p_type == libc::PT_TLS);
         let thread_bytes = of_threads.map(|header| header.p_memsz + header.p_align).sum::<u64>();
         let is_code = |header: &&libc::Elf64_Phdr| {
             header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0
         };
-        let is_tables = |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_GNU_EH_FRAME;
-        let tables = headers.iter().find(is_tables).map(range).and_then(|tables| {
+        let tables = of_kind(libc::PT_GNU_EH_FRAME).next().and_then(|tables| {
             // The frames lie behind their index, in the same segment.
-            let of_file = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-            let segment = of_file.map(range).find(|segment| segment.contains(&tables.start))?;
+            let mut of_file = of_kind(libc::PT_LOAD);
+            let segment = of_file.find(|segment| segment.contains(&tables.start))?;
             Some(tables.start..segment.end)
         });
-        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD).map(range);
-        let whole =
-            loaded.reduce(|whole, part| whole.start.min(part.start)..whole.end.max(part.end));
+        let whole = of_kind(libc::PT_LOAD)
+            .reduce(|whole, part| whole.start.min(part.start)..whole.end.max(part.end));
         let code = headers.iter().filter(is_code).map(range).collect();
-        let of_kind = |kind| headers.iter().filter(move |header| header.p_type == kind).map(range);
         let linkers = of_kind(libc::PT_DYNAMIC).chain(of_kind(libc::PT_TLS)).collect::<Vec<_>>();
         let constants = of_kind(libc::PT_GNU_RELRO).flat_map(|part| map::cut(part, &linkers));
         Self {
