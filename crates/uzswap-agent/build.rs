@@ -28,6 +28,10 @@ fn main() {
     // A program may have functions by these names as well.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libuzswap_agent.so");
+    if env::var_os("CARGO_CFG_TARGET_ARCH").is_some_and(|name| name == "aarch64") {
+        // src/thread_locals/aarch64.rs writes where the dynamic linker has written.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,norelro");
+    }
     link_unwinder();
     println!("cargo:rerun-if-changed=build.rs");
 }

@@ -15,8 +15,11 @@ const VARIABLES: [(&str, &str); 2] = [
         "qemu-aarch64-static -L /usr/aarch64-linux-gnu",
     ),
 ];
-/// Libraries and programs that work on aarch64: all but in-process, benchmarks and tools.
-const PACKAGES: [&str; 12] = [
+/// All libraries and programs but benchmarks and tools.
+const PACKAGES: [&str; 15] = [
+    "uzswap-calls",
+    "uzswap-preload",
+    "uzswap-agent",
     "uzswap-sync",
     "uzswap-ranges",
     "uzswap-sys",

@@ -23,23 +23,15 @@ struct Processor {
     tools: &'static str,
     /// The first version of the C library for this processor.
     first_version: &'static str,
-    /// True if in-process works on this processor, so that its libraries are built.
-    has_in_process: bool,
 }
 
-static X86: Processor = Processor {
-    name: "x86_64",
-    debian: "amd64",
-    tools: "",
-    first_version: "2.2.5",
-    has_in_process: true,
-};
+static X86: Processor =
+    Processor { name: "x86_64", debian: "amd64", tools: "", first_version: "2.2.5" };
 static ARM: Processor = Processor {
     name: "aarch64",
     debian: "arm64",
     tools: "aarch64-linux-gnu-",
     first_version: "2.17",
-    has_in_process: false,
 };
 
 impl Processor {
@@ -113,7 +105,7 @@ struct Built {
     program: PathBuf,
     libraries: Vec<PathBuf>,
     /// The preloaded library for newer systems.
-    unified: Option<PathBuf>,
+    unified: PathBuf,
     sysroot: Sysroot,
 }
 
@@ -129,19 +121,15 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
     };
     let cargo = |profile: &str, packages: &[&str]| succeed(&mut build(profile, packages));
     let (of_program, of_libraries) = profiles(dist);
-    let (libraries, packages): (&[_], &[_]) = match processor.has_in_process {
-        true => (&[PRELOADED, "libuzswap_agent.so"], &["uzswap-preload", "uzswap-agent"]),
-        false => (&[], &[]),
-    };
+    let libraries = [PRELOADED, "libuzswap_agent.so"];
+    let packages = ["uzswap-preload", "uzswap-agent"];
     match of_program == of_libraries {
         // One build for all: separate builds would ask their crates for other features, and build
         // them twice.
-        true => cargo(of_program, &[&["uzswap"], packages].concat())?,
+        true => cargo(of_program, &[&["uzswap"][..], &packages].concat())?,
         false => {
             cargo(of_program, &["uzswap"])?;
-            if processor.has_in_process {
-                cargo(of_libraries, packages)?;
-            }
+            cargo(of_libraries, &packages)?;
         }
     }
     let built = dist.target.join(&target);
@@ -154,18 +142,14 @@ fn build(dist: &Dist, processor: &'static Processor) -> Result<Built> {
     let libraries: Vec<_> =
         libraries.iter().map(|name| take(of_libraries, name)).collect::<Result<_>>()?;
     libraries.iter().try_for_each(|library| check_needs(processor, library, &[UNWINDER]))?;
-    let mut unified = None;
-    if processor.has_in_process {
-        // Without link-time optimization, unused code of the standard library would need functions
-        // that may be missing.
-        succeed(build(PROFILE, &["uzswap-preload"]).env(UNIFIED_VARIABLE, "1"))?;
-        let [folder, debug] = [&dist.stage, &debug].map(|folder| folder.join(UNIFIED));
-        [&folder, &debug].iter().try_for_each(fs::create_dir_all)?;
-        let from = built.join(PROFILE).join(PRELOADED);
-        let library = split(processor, &from, &folder, &debug)?;
-        check_needs(processor, &library, &[UNWINDER, "libpthread", "libdl"])?;
-        unified = Some(library);
-    }
+    // Without link-time optimization, unused code of the standard library would need functions that
+    // may be missing.
+    succeed(build(PROFILE, &["uzswap-preload"]).env(UNIFIED_VARIABLE, "1"))?;
+    let folders = [&dist.stage, &debug].map(|folder| folder.join(UNIFIED));
+    folders.iter().try_for_each(fs::create_dir_all)?;
+    let from = built.join(PROFILE).join(PRELOADED);
+    let unified = split(processor, &from, &folders[0], &folders[1])?;
+    check_needs(processor, &unified, &[UNWINDER, "libpthread", "libdl"])?;
     let name = format!("uzswap-{VERSION}-{}-linux-debug.tar.xz", processor.name);
     let mut tar = Command::new("tar");
     succeed(tar.arg("-cJf").arg(dist.folder.join(name)).arg("-C").arg(&debug).arg("."))?;
@@ -306,9 +290,7 @@ fn lay_out(built: &Built, programs: &Path, prefix: &Path) -> Result<()> {
     for library in &built.libraries {
         copy(library, &prefix.join("lib/uzswap"), 0o755)?;
     }
-    if let Some(library) = &built.unified {
-        copy(library, &prefix.join("lib/uzswap").join(UNIFIED), 0o755)?;
-    }
+    copy(&built.unified, &prefix.join("lib/uzswap").join(UNIFIED), 0o755)?;
     Ok(manual::write(&prefix.join("share/man/man1"), manual::pages())?)
 }
 

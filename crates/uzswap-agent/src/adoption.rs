@@ -12,8 +12,8 @@ use uzswap_calls::sites;
 use uzswap_calls::stop::Staying;
 use uzswap_region::{Contents, Mode};
 use uzswap_sys::map::{self, PAGE_BYTES};
-use uzswap_sys::own_threads;
 use uzswap_sys::smaps::{self, Described};
+use uzswap_sys::{own_threads, thread_memory};
 use uzswap_tree::Tree;
 
 /// A mapping up to this size is the stack of a thread whose stack pointer is in it. Of a larger
@@ -21,16 +21,14 @@ use uzswap_tree::Tree;
 const STACK_MAX: usize = 16 << 20;
 /// Bytes around a stack pointer in a larger mapping. These bytes stay in memory for now.
 const AROUND_STACK: usize = 64 << 10;
-/// Bytes around a thread's block that the kernel and this library use: the C library's description
-/// of the thread lies behind the block. With a margin.
-const BLOCK: usize = 64 << 10;
-/// Bytes of the C library's description of a thread, behind the thread's block. With a margin.
-const THREAD: usize = 4 << 10;
-/// Bytes of that description at least, since glibc 2.28. The description ends less than a page
-/// before the mapping, so its last bytes lie in the same page as these.
-const THREAD_LEAST: usize = 2304;
+/// Bytes around a thread's own memory that the kernel and this library use, at most.
+const MARGIN: usize = 64 << 10;
+/// Bytes of the C library's description of a thread at least, since glibc 2.28. Where it is the
+/// last of a thread's own memory, it ends less than a page before the mapping. So its last bytes
+/// lie in the same page as these.
+const BLOCK_LEAST: usize = 2304;
 
-/// Bytes that the variables of all files take before the block of a thread.
+/// Bytes that the variables of all files take in each thread.
 static VARIABLES: AtomicUsize = AtomicUsize::new(0);
 
 /// Notes how much of each thread's memory the variables of these files take.
@@ -40,13 +38,14 @@ pub fn note_variables(modules: &[sites::Module]) {
 
 /// The block of a thread with its variables, which serve its faults.
 fn around_block(block: usize) -> Range<usize> {
-    before_block(block).start..block.saturating_add(BLOCK)
+    let own = thread_memory::around(block, VARIABLES.load(Relaxed));
+    own.start.saturating_sub(MARGIN)..own.end.saturating_add(MARGIN)
 }
 
-/// The block and the variables of a thread whose stack ends with its block. Other memory may lie
-/// behind the block.
-pub fn before_block(block: usize) -> Range<usize> {
-    block.saturating_sub(VARIABLES.load(Relaxed) + BLOCK)..block.saturating_add(THREAD_LEAST)
+/// The own memory of a thread whose stack ends with it. Other memory may lie behind it.
+pub fn up_to_end(block: usize) -> Range<usize> {
+    let own = thread_memory::around(block, VARIABLES.load(Relaxed));
+    own.start.saturating_sub(MARGIN)..own.end - (thread_memory::BLOCK - BLOCK_LEAST)
 }
 
 /// Why private memory stays where it is.
@@ -293,7 +292,8 @@ fn adopt_around(one: &Described<'_>, kept: &[Range<usize>], stopped: &[Staying])
     let ours = own_threads::blocks().chain([own_threads::own_block()]);
     let blocks = stopped.iter().map(|thread| thread.block).filter(|block| *block != first);
     let blocks = blocks.chain(ours).filter(|block| range.contains(block));
-    let stacks_end = blocks.map(|block| (block + THREAD).next_multiple_of(PAGE_BYTES)).max();
+    let end_of = |block| thread_memory::around(block, VARIABLES.load(Relaxed)).end;
+    let stacks_end = blocks.map(|block| end_of(block).next_multiple_of(PAGE_BYTES)).max();
     let is_running =
         |thread: &Staying| range.contains(&thread.stack) && !range.contains(&thread.block);
     let is_small = range.len() <= STACK_MAX;

@@ -146,7 +146,7 @@ unsafe fn links(folder: c_int, path: *const c_char) -> u64 {
     // SAFETY: the kernel reads the path, and writes the status, which may be all zeros.
     unsafe {
         match raw(libc::SYS_newfstatat as u64, arguments) {
-            0 => status.assume_init().st_nlink,
+            0 => status.assume_init().st_nlink as _,
             _ => u64::MAX,
         }
     }

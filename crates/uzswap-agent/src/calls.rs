@@ -11,7 +11,7 @@ use crate::{
 use crate::{robust, seccomp, sharing, splice, stacks, stage, thread, transfer, visits, written};
 use libc::c_long;
 use uzswap_calls::table::{self, Buffer, Treatment};
-use uzswap_calls::{Call, Frame, Outcome};
+use uzswap_calls::{Call, CallFrame, Outcome, older};
 use uzswap_region::is_pager_thread;
 use uzswap_sys::fault_signals;
 
@@ -65,7 +65,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
         // left.
         return treat(agent, call);
     }
-    let frame = Frame::of(call);
+    let frame = CallFrame::of(call);
     thread::end_calls_before(frame as usize);
     let before = std::mem::replace(&mut call.result, Call::NOT_MADE);
     if before == -i64::from(libc::EFAULT) && !moves_nothing_by_error(call) {
@@ -135,20 +135,20 @@ fn own(agent: &Agent, call: &mut Call) -> Outcome {
         libc::SYS_set_robust_list => robust::set(agent, call),
         libc::SYS_exit => robust::end(agent, call.arguments[0]),
         libc::SYS_rseq => layout::leave_in(agent, call, call.arguments[1]),
-        libc::SYS_arch_prctl => sharing::set_block(agent, call),
+        older::SYS_arch_prctl => sharing::set_block(agent, call),
         libc::SYS_sigaltstack => stacks::set(agent, call),
         libc::SYS_rt_sigaction => processes::action(agent, call),
         libc::SYS_clone => processes::clone(agent, call),
         // The C library makes this call only for shared memory, and falls back to `clone`.
         libc::SYS_clone3 => processes::clone3(agent, call),
-        libc::SYS_fork => processes::fork(agent, call),
-        libc::SYS_vfork | libc::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
+        older::SYS_fork => processes::fork(agent, call),
+        older::SYS_vfork | older::SYS_pause | libc::SYS_fallocate => Outcome::Bare,
         libc::SYS_getrlimit | libc::SYS_setrlimit | libc::SYS_prlimit64 => {
             limits::limit(agent, call)
         }
         libc::SYS_close => processes::close(call),
         libc::SYS_close_range => descriptors::on_close_range(call),
-        libc::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
+        older::SYS_dup2 | libc::SYS_dup3 => processes::duplicate(call),
         libc::SYS_execve | libc::SYS_execveat => execute::execute(agent, call),
         libc::SYS_exit_group => {
             // A child of `vfork` that ends leaves the segments to its parent.

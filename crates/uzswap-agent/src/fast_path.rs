@@ -4,11 +4,12 @@
 //! registers that an x86-64 may lack. `tests/tests/in_process/fast_path.rs` checks the machine
 //! code.
 
+use crate::masks::EVENT;
 use crate::pins::used_of_futex;
 use crate::{own_files, stage, thread};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uzswap_calls::{Call, Frame, Outcome, raw};
+use uzswap_calls::{Call, CallFrame, Outcome, older, raw};
 use uzswap_region::{Pager, is_pager_thread};
 use uzswap_sys::fault_signals;
 
@@ -41,7 +42,7 @@ pub fn on_call(call: &mut Call) -> Outcome {
         if call.number as libc::c_long == libc::SYS_futex && one.is_empty() && other.is_empty() {
             return Outcome::Bare;
         }
-        let frame = Frame::of(call);
+        let frame = CallFrame::of(call);
         // Another call of this thread's is not over yet, or a handler has jumped out of it.
         if !thread.pin(frame as usize, &one, &other) {
             Pager::unpin(other);
@@ -75,8 +76,10 @@ fn buffers(call: &Call) -> Option<[Range<usize>; 2]> {
             ((b, c), (0, 0))
         }
         libc::SYS_recvfrom | libc::SYS_sendto if e == 0 => ((b, c), (0, 0)),
-        libc::SYS_epoll_wait => ((b, c.checked_mul(12)?), (0, 0)),
-        libc::SYS_poll => ((a, b.checked_mul(8)?), (0, 0)),
+        older::SYS_epoll_wait => ((b, c.checked_mul(EVENT)?), (0, 0)),
+        libc::SYS_epoll_pwait if e == 0 => ((b, c.checked_mul(EVENT)?), (0, 0)),
+        libc::SYS_ppoll if d == 0 => ((a, b.checked_mul(8)?), (c, if c == 0 { 0 } else { 16 })),
+        older::SYS_poll => ((a, b.checked_mul(8)?), (0, 0)),
         libc::SYS_futex => match used_of_futex(b) {
             [0] => ((a, 4), (0, 0)),
             [0, 3] => ((a, 4), (d, if d == 0 { 0 } else { 16 })),

@@ -12,19 +12,24 @@
 //! address. When the handler returns, the thread continues in our code, unless the handler has set
 //! another address. If the handler never returns, the call is over: [`crate::thread`].
 
+#[cfg(target_arch = "aarch64")]
+#[path = "handlers/aarch64.rs"]
+mod processor;
+#[cfg(target_arch = "x86_64")]
+#[path = "handlers/x86_64.rs"]
+mod processor;
+
 use crate::signals::{KernelAction, OURS, never_blocked};
 use crate::{seen, stacks, stage, thread};
-use std::arch::naked_asm;
+use processor::{RED_ZONE, UserContext, go, go_back, leave, leave_in_place};
 use std::ptr;
-use uzswap_calls::{Call, Frame, Patcher, Registers, raw};
+use uzswap_calls::{Call, CallFrame, CallRegisters, Patcher, raw};
 use uzswap_sys::fault_signals::Versioned;
 
 const SA_RESTORER: u64 = 0x0400_0000;
 const SA_ONSTACK: u64 = libc::SA_ONSTACK as u64;
 const SA_NODEFER: u64 = libc::SA_NODEFER as u64;
 const SIGNALS: usize = 64;
-/// Bytes below its stack pointer that a function may use.
-const RED_ZONE: usize = 128;
 /// A flag of a signal stack: the kernel forgets the stack while a handler runs on that stack.
 const AUTODISARM: i32 = 1 << 31;
 
@@ -101,7 +106,7 @@ pub fn set(signal: u64, action: &KernelAction, is_other: bool) -> i64 {
         entry.set(&given);
         // All signals are blocked, because no other handler may begin on our stack meanwhile.
         const FORM: u64 = SA_RESTORER | SA_ONSTACK | libc::SA_SIGINFO as u64;
-        let restorer = behind_nop(leave_in_place);
+        let restorer = leave_in_place();
         let (handler, flags) = (own_handler(), action.flags & !SA_NODEFER | FORM);
         given = KernelAction { handler, flags, restorer, mask: !(OURS | FAULTS) };
     }
@@ -147,74 +152,15 @@ pub fn give_back() {
     }
 }
 
-/// The kernel's description of an interrupted thread.
-#[repr(C)]
-struct UserContext {
-    flags: u64,
-    link: *mut UserContext,
-    stack: libc::stack_t,
-    /// `r8` to `r15`, `rdi`, `rsi`, `rbp`, `rbx`, `rdx`, `rax`, `rcx`, `rsp`, `rip`, the flags.
-    registers: [u64; 18],
-    segments: [u64; 5],
-    extended: *mut u8,
-    reserved: [u64; 8],
-    mask: u64,
-}
-
-const RSP: usize = 15;
-const RIP: usize = 16;
-const RAX: usize = 13;
-
-/// The place in [`Registers::general`] of each of [`UserContext::registers`].
-const ORDER: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 7, 6, 5, 3, 2, 0, 1, 4];
-
-impl UserContext {
-    fn show(&mut self, registers: &Registers) {
-        for (to, from) in self.registers.iter_mut().zip(ORDER) {
-            *to = registers.general[from];
-        }
-        self.registers[RIP] = registers.instruction;
-        self.registers[17] = registers.flags;
-    }
-
-    /// Bytes of the processor's extended state, which the kernel has written within that state.
-    fn extended_bytes(&self) -> usize {
-        const LEGACY: usize = 512;
-        const MAGIC: u32 = 0x4650_5853;
-        if self.extended.is_null() {
-            return 0;
-        }
-        // SAFETY: the kernel has written at least these bytes, and its own words behind them.
-        let [magic, bytes] = unsafe { self.extended.add(464).cast::<[u32; 2]>().read() };
-        if magic == MAGIC { bytes as usize } else { LEGACY }
-    }
-}
-
-/// A handler's frame on its stack, from its return address on.
-#[repr(C)]
-struct OnStack {
-    leave: u64,
-    context: UserContext,
-    info: libc::siginfo_t,
-    /// The data to continue the thread.
-    after: After,
-}
-
-struct After {
+/// The data to continue a thread, on the stack beside the handler's frame.
+pub struct After {
     /// The true state, if the handler saw another state; else null.
-    interrupted: *mut OnStack,
+    interrupted: *mut UserContext,
     /// The instruction and the stack that the handler was shown.
     shown: [u64; 2],
     /// The replaced call that was interrupted; null if there was none.
-    call: *const Frame,
+    call: *const CallFrame,
 }
-
-const _: () = assert!(
-    size_of::<UserContext>() == 304
-        && size_of::<libc::siginfo_t>() == 128
-        && std::mem::offset_of!(OnStack, context) == 8
-        && std::mem::offset_of!(OnStack, info) == 312
-);
 
 /// The kernel begins this for each signal that the program handles.
 extern "C" fn arrive(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) -> ! {
@@ -257,8 +203,7 @@ unsafe fn deliver(
     let interrupted = unsafe { &mut *context };
     let own = if action.flags & SA_NODEFER == 0 { 1 << (signal - 1) } else { 0 };
     let mask = (interrupted.mask | action.mask | own) & !never_blocked();
-    // SAFETY: where the kernel has put it.
-    let frame = unsafe { context.byte_sub(std::mem::offset_of!(OnStack, context)) }.cast();
+    let frame = processor::frame_of(context);
     let mut plan = Plan {
         frame,
         signal: signal as u64,
@@ -267,15 +212,14 @@ unsafe fn deliver(
         handler: action.handler,
         stack: ptr::null(),
         mask,
+        leave: leave_in_place(),
+        caller: interrupted.caller(),
     };
-    let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame as usize));
-    let sp = interrupted.registers[RSP] as usize;
+    let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame));
+    let sp = interrupted.stack_pointer() as usize;
     let is_on_calls = stacks::is_on_calls(sp);
-    if kernels.is_none() && !is_on_calls && !is_astray(action, interrupted, frame as usize, sp) {
+    if kernels.is_none() && !is_on_calls && !is_astray(action, interrupted, frame, sp) {
         // The thread has no signal stack of ours, so the handler is on the right stack.
-        let leave = behind_nop(leave_in_place);
-        // SAFETY: the first word of the kernel's frame, which is where the handler returns to.
-        unsafe { frame.cast::<u64>().write(leave) };
         // SAFETY: the kernel's frame is the handler's.
         unsafe { go(&plan) }
     }
@@ -291,10 +235,11 @@ unsafe fn deliver(
         unblock_ours();
     }
     // SAFETY: as above.
-    plan.frame = unsafe { copy(action, interrupted, info, sp) };
-    // SAFETY: it was just made.
-    let on_stack = unsafe { &mut *plan.frame };
-    (plan.info, plan.context) = (&raw mut on_stack.info, &raw mut on_stack.context);
+    plan.context = unsafe { copy(action, interrupted, info, sp) };
+    plan.frame = processor::frame_of(plan.context);
+    // SAFETY: the frame was just made.
+    plan.info = unsafe { processor::info_of(plan.context) };
+    plan.leave = leave();
     plan.stack = kernels.as_ref().map_or(ptr::null(), ptr::from_ref);
     // SAFETY: the frame is a copy of the kernel's, on the program's stack.
     unsafe { go(&plan) }
@@ -346,49 +291,25 @@ unsafe fn copy(
     interrupted: &UserContext,
     info: *const libc::siginfo_t,
     sp: usize,
-) -> *mut OnStack {
+) -> *mut UserContext {
     let programs = stacks::programs();
     let asked = stacks::of_handlers().filter(|_| action.flags & SA_ONSTACK != 0);
     let is_elsewhere = |stack: &std::ops::Range<usize>| {
         programs.ss_flags & AUTODISARM != 0 || !stack.contains(&sp)
     };
     let top = asked.filter(is_elsewhere).map_or(sp - RED_ZONE, |stack| stack.end);
-    let bytes = interrupted.extended_bytes();
-    let extended = (top - bytes) & !63;
     let call = thread::with(|thread| thread.call.replace(ptr::null()));
-    let leave = behind_nop(leave);
-    let put = |below: usize| {
-        let at = ((below - size_of::<OnStack>() + 8) & !15) - 8;
-        let to = at as *mut OnStack;
-        // SAFETY: on the program's stack, below all that the program uses. If the stack cannot be
-        // written, it has overflowed, and `deliver` handles the fault, since our stack is in use.
-        unsafe {
-            (&raw mut (*to).leave).write(leave);
-            ptr::copy_nonoverlapping(interrupted, &raw mut (*to).context, 1);
-            ptr::copy_nonoverlapping(info, &raw mut (*to).info, 1);
-            let (interrupted, shown) = (ptr::null_mut(), [0; 2]);
-            (&raw mut (*to).after).write(After { interrupted, shown, call });
-            &mut *to
-        }
-    };
-    // SAFETY: as above, for `bytes` bytes.
-    unsafe { ptr::copy_nonoverlapping(interrupted.extended, extended as *mut u8, bytes) };
-    let given = put(extended);
-    given.context.extended = if bytes == 0 { ptr::null_mut() } else { extended as *mut u8 };
-    given.context.stack = programs;
-    let mut given = ptr::from_mut(given);
+    let after = After { interrupted: ptr::null_mut(), shown: [0; 2], call };
+    // SAFETY: on the program's stack, below all that the program uses. If the stack cannot be
+    // written, it has overflowed, and `deliver` handles the fault, since our stack is in use.
+    let mut given = unsafe { &mut *processor::copy(interrupted, info, top, after) };
+    given.stack = programs;
     if let Some(registers) = shown(call, interrupted) {
-        let under = given;
-        // SAFETY: both frames are on the program's stack now, and no other thread uses them.
-        unsafe {
-            let shown = put(under as usize);
-            shown.context.extended = (*under).context.extended;
-            shown.context.stack = programs;
-            shown.context.show(&registers);
-            shown.after.interrupted = under;
-            shown.after.shown = [registers.instruction, registers.general[4]];
-            given = shown;
-        }
+        let shown = [registers.instruction, registers.stack()];
+        let after = After { interrupted: ptr::from_mut(given), shown, call };
+        // SAFETY: as above, below the first copy; no other thread uses either.
+        given = unsafe { &mut *processor::copy_again(given, info, after) };
+        given.show(&registers);
     }
     if programs.ss_flags & AUTODISARM != 0 && top != sp - RED_ZONE {
         stacks::set_programs(stacks::NONE);
@@ -397,25 +318,20 @@ unsafe fn copy(
 }
 
 /// The registers that the handler is to see of a thread that was interrupted in our code.
-fn shown(call: *const Frame, interrupted: &UserContext) -> Option<Registers> {
-    let at = interrupted.registers[RIP] as usize;
+fn shown(call: *const CallFrame, interrupted: &UserContext) -> Option<CallRegisters> {
+    let at = interrupted.instruction() as usize;
     // SAFETY: null, or the frame of the call that this thread is in.
     let Some(frame) = (unsafe { call.as_ref() }) else {
-        let site = Patcher::site_of_bare(at)?;
-        let mut registers = Registers { instruction: site as u64, ..Registers::default() };
-        for (from, to) in interrupted.registers.iter().zip(ORDER) {
-            registers.general[to] = *from;
-        }
-        registers.flags = interrupted.registers[17];
-        return Some(registers);
+        let instruction = Patcher::site_of_bare(at)? as u64;
+        return Some(CallRegisters { instruction, ..interrupted.registers() });
     };
     if !own_code().contains(&at) {
         return None;
     }
     let is_made = (frame.call.result != Call::NOT_MADE).then_some(frame.call.result);
-    // SAFETY: two bytes of code of ours, and those before.
-    let is_behind = unsafe { ((at - 2) as *const [u8; 2]).read() } == [0x0f, 0x05];
-    let answer = interrupted.registers[RAX] as i64;
+    // SAFETY: in code of ours.
+    let is_behind = unsafe { processor::is_behind_call(at) };
+    let answer = interrupted.result();
     let ended = is_behind.then_some(answer).filter(|answer| *answer == -i64::from(libc::EINTR));
     // SAFETY: as above.
     Some(unsafe { frame.registers(is_made.or(ended)) })
@@ -431,10 +347,11 @@ fn own_code() -> std::ops::Range<usize> {
     (&raw const __ehdr_start) as usize..(&raw const etext) as usize
 }
 
-/// How a handler is begun: see [`go`].
+/// How a handler is begun.
 #[repr(C)]
-struct Plan {
-    frame: *mut OnStack,
+pub struct Plan {
+    /// The stack pointer.
+    frame: usize,
     signal: u64,
     info: *mut libc::siginfo_t,
     context: *mut UserContext,
@@ -442,125 +359,26 @@ struct Plan {
     /// The signal stack to register with the kernel; null to leave the present one.
     stack: *const libc::stack_t,
     mask: u64,
+    /// The address to which the handler returns.
+    leave: u64,
+    /// The frame pointer of the interrupted code.
+    caller: u64,
 }
-
-/// # Safety
-/// The plan's frame is where the handler returns to; nothing of this stack but the plan is used.
-#[unsafe(naked)]
-unsafe extern "C" fn go(plan: *const Plan) -> ! {
-    naked_asm!(
-        "mov rbx, rdi",
-        "mov rsp, [rbx]",
-        "mov r12, [rbx + 8]",
-        "mov r13, [rbx + 16]",
-        "mov r14, [rbx + 24]",
-        "mov r15, [rbx + 32]",
-        // From here on a handler may begin on the stack that we were on, but none does before the
-        // mask has been read.
-        "mov rdi, [rbx + 40]",
-        "test rdi, rdi",
-        "jz 2f",
-        "xor esi, esi",
-        "mov eax, {sigaltstack}",
-        "syscall",
-        "2:",
-        "lea rsi, [rbx + 48]",
-        "mov edi, {set}",
-        "xor edx, edx",
-        "mov r10d, 8",
-        "mov eax, {sigprocmask}",
-        "syscall",
-        "mov rdi, r12",
-        "mov rsi, r13",
-        "mov rdx, r14",
-        "xor eax, eax",
-        "jmp r15",
-        sigaltstack = const libc::SYS_sigaltstack,
-        sigprocmask = const libc::SYS_rt_sigprocmask,
-        set = const libc::SIG_SETMASK,
-    )
-}
-
-/// Continues an interrupted thread from the kernel's frame, or from a copy of that frame.
-///
-/// # Safety
-/// `context` is such a frame, or a copy.
-#[unsafe(naked)]
-unsafe extern "C" fn go_back(context: *mut UserContext) -> ! {
-    naked_asm!(
-        "mov rsp, rdi",
-        "mov eax, {sigreturn}",
-        "syscall",
-        sigreturn = const libc::SYS_rt_sigreturn,
-    )
-}
-
-/// A handler returns here, with the stack at its [`UserContext`]. Unwinders find the interrupted
-/// frame from here, as they do from the C library's own.
-macro_rules! leave {
-    ($name:ident, $end:ident) => {
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            naked_asm!(
-                ".cfi_startproc",
-                ".cfi_signal_frame",
-                // The frame's address, and each register, by the kernel's description at rsp.
-                ".cfi_escape 0x0f, 4, 0x77, 0xa0, 0x01, 0x06",
-                ".cfi_escape 0x10, 8, 2, 0x77, 40",
-                ".cfi_escape 0x10, 9, 2, 0x77, 48",
-                ".cfi_escape 0x10, 10, 2, 0x77, 56",
-                ".cfi_escape 0x10, 11, 3, 0x77, 0xc0, 0x00",
-                ".cfi_escape 0x10, 12, 3, 0x77, 0xc8, 0x00",
-                ".cfi_escape 0x10, 13, 3, 0x77, 0xd0, 0x00",
-                ".cfi_escape 0x10, 14, 3, 0x77, 0xd8, 0x00",
-                ".cfi_escape 0x10, 15, 3, 0x77, 0xe0, 0x00",
-                ".cfi_escape 0x10, 5, 3, 0x77, 0xe8, 0x00",
-                ".cfi_escape 0x10, 4, 3, 0x77, 0xf0, 0x00",
-                ".cfi_escape 0x10, 6, 3, 0x77, 0xf8, 0x00",
-                ".cfi_escape 0x10, 3, 3, 0x77, 0x80, 0x01",
-                ".cfi_escape 0x10, 1, 3, 0x77, 0x88, 0x01",
-                ".cfi_escape 0x10, 0, 3, 0x77, 0x90, 0x01",
-                ".cfi_escape 0x10, 2, 3, 0x77, 0x98, 0x01",
-                ".cfi_escape 0x10, 7, 3, 0x77, 0xa0, 0x01",
-                ".cfi_escape 0x10, 16, 3, 0x77, 0xa8, 0x01",
-                // Unwinders look up the byte before the return address.
-                "nop",
-                "mov rdi, rsp",
-                "call {end}",
-                "mov rsp, rax",
-                "mov eax, {sigreturn}",
-                "syscall",
-                ".cfi_endproc",
-                end = sym $end,
-                sigreturn = const libc::SYS_rt_sigreturn,
-            )
-        }
-    };
-}
-
-/// The address to which a handler returns.
-fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
-    leave as usize as u64 + 1
-}
-
-leave!(leave, end);
-leave!(leave_in_place, end_in_place);
 
 /// Ends a handler that ran on a copy; returns the state to continue with.
 unsafe extern "C" fn end(context: *mut UserContext) -> *mut UserContext {
     // SAFETY: the handler returned to `leave` with the stack that it was given.
     unsafe {
-        let given = &mut *context.byte_sub(8).cast::<OnStack>();
-        let After { interrupted, shown, call } = given.after;
-        let here = given.context.registers;
+        let given = &mut *context;
+        let After { interrupted, shown, call } = *processor::after(context);
         let mut to = context;
         if let Some(interrupted) = interrupted.as_mut() {
             // The thread continues where it was interrupted, unless the handler has changed the
             // address.
-            if [here[RIP], here[RSP]] == shown {
-                interrupted.context.mask = given.context.mask;
-                interrupted.context.stack = given.context.stack;
-                to = &raw mut interrupted.context;
+            if [given.instruction(), given.stack_pointer()] == shown {
+                interrupted.mask = given.mask;
+                interrupted.stack = given.stack;
+                to = interrupted;
                 thread::with(|thread| thread.call.set(call));
             }
         } else {

@@ -73,14 +73,11 @@ calls! {
     __wrap_mmap64 = SYS_mmap;
     __wrap_mprotect = SYS_mprotect;
     __wrap_munmap = SYS_munmap;
-    __wrap_pause = SYS_pause;
-    __wrap_poll = SYS_poll;
     __wrap_prctl = SYS_prctl;
     __wrap_pread64 = SYS_pread64;
     __wrap_process_vm_writev = SYS_process_vm_writev;
     __wrap_pwrite64 = SYS_pwrite64;
     __wrap_read = SYS_read;
-    __wrap_readlink = SYS_readlink;
     __wrap_readv = SYS_readv;
     __wrap_sched_yield = SYS_sched_yield;
     __wrap_setsockopt = SYS_setsockopt;
@@ -88,7 +85,6 @@ calls! {
     __wrap_socket = SYS_socket;
     __wrap_socketpair = SYS_socketpair;
     __wrap_statx = SYS_statx;
-    __wrap_unlink = SYS_unlink;
     __wrap_write = SYS_write;
     __wrap_writev = SYS_writev;
 }
@@ -98,6 +94,48 @@ calls_at! {
     __wrap_open(None) = SYS_openat;
     __wrap_open64(None) = SYS_openat;
     __wrap_stat64(Some(0)) = SYS_newfstatat;
+}
+
+#[cfg(target_arch = "x86_64")]
+calls! {
+    __wrap_pause = SYS_pause;
+    __wrap_poll = SYS_poll;
+    __wrap_readlink = SYS_readlink;
+    __wrap_unlink = SYS_unlink;
+}
+
+/// Functions that the C library implements by newer calls, where the processor has no others.
+#[cfg(target_arch = "aarch64")]
+mod newer {
+    use super::make;
+    use libc::{c_int, timespec};
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __wrap_unlink(path: u64) -> i64 {
+        // SAFETY: as above.
+        unsafe { make(libc::SYS_unlinkat, [libc::AT_FDCWD as u64, path, 0, 0, 0, 0]) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __wrap_readlink(path: u64, to: u64, bytes: u64) -> i64 {
+        // SAFETY: as above.
+        unsafe { make(libc::SYS_readlinkat, [libc::AT_FDCWD as u64, path, to, bytes, 0, 0]) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __wrap_pause() -> i64 {
+        // SAFETY: it waits for a signal, and uses no memory.
+        unsafe { make(libc::SYS_ppoll, [0; 6]) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn __wrap_poll(files: u64, count: u64, millis: c_int) -> i64 {
+        let millis = i64::from(millis);
+        let time = timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 };
+        let time = if millis < 0 { 0 } else { &raw const time as u64 };
+        // SAFETY: as above; the time outlives the call.
+        unsafe { make(libc::SYS_ppoll, [files, count, time, 0, 0, 0]) }
+    }
 }
 
 #[unsafe(no_mangle)]

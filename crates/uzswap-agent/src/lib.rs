@@ -13,7 +13,6 @@
 //! Until memory is short nothing is changed, and nothing costs anything. The pager of regions
 //! (`uzswap-region`) compresses, stages and brings in the pages, in the process itself.
 
-#![cfg(target_arch = "x86_64")]
 #![expect(
     unsafe_code,
     reason = "hooks, system calls, an allocator: the program answers for its arguments; code and data that serve faults are never paged out"

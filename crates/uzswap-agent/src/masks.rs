@@ -5,16 +5,18 @@ use crate::pins::{Pins, make, make_once, peek, pin_touched};
 use crate::signals::never_blocked;
 use crate::{Agent, layout};
 use libc::c_long;
-use uzswap_calls::{Call, Outcome};
+use uzswap_calls::{Call, Outcome, older};
 
 /// Bytes of the kernel's signal set.
 const SET: u64 = 8;
+/// Bytes of one of epoll's events: 12 on x86-64, 16 elsewhere.
+pub const EVENT: u64 = size_of::<libc::epoll_event>() as u64;
 
 /// The place of a call's argument that is a set of signals, if it has one.
 pub fn argument(number: c_long) -> Option<usize> {
     Some(match number {
         libc::SYS_rt_sigsuspend | libc::SYS_rt_sigtimedwait => 0,
-        libc::SYS_signalfd | libc::SYS_signalfd4 => 1,
+        older::SYS_signalfd | libc::SYS_signalfd4 => 1,
         libc::SYS_ppoll => 3,
         libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 4,
         _ => return None,
@@ -55,10 +57,10 @@ fn pin_others(pins: &mut Pins<'_>, call: &Call) {
             pin_touched(pins, call, &[2]);
         }
         libc::SYS_epoll_pwait => {
-            pins.pin(second, third.saturating_mul(12));
+            pins.pin(second, third.saturating_mul(EVENT));
         }
         libc::SYS_epoll_pwait2 => {
-            pins.pin(second, third.saturating_mul(12));
+            pins.pin(second, third.saturating_mul(EVENT));
             pin_touched(pins, call, &[3]);
         }
         _ => {}

@@ -8,7 +8,7 @@ use libc::c_long;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uzswap_calls::{Call, raw};
+use uzswap_calls::{Call, older, raw};
 use uzswap_region::Mode;
 use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
@@ -89,7 +89,7 @@ fn note(name: &[u8]) {
 /// Looks at a call that opens a file.
 pub fn before_open(call: &Call) {
     let at = match call.number as c_long {
-        libc::SYS_open => call.arguments[0],
+        older::SYS_open => call.arguments[0],
         libc::SYS_openat | libc::SYS_openat2 => call.arguments[1],
         _ => return,
     };

@@ -1,7 +1,7 @@
 //! Reads, writes and pins the program's memory for a call.
 
 use crate::{Agent, called_name, inside, stage, thread, tree};
-use uzswap_calls::{Call, Outcome, raw};
+use uzswap_calls::{Call, Outcome, older, raw};
 use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
 use uzswap_tree::left;
@@ -169,7 +169,7 @@ pub fn is_stream(file: i32) -> bool {
 pub fn moves_nothing_by_error(call: &Call) -> bool {
     let file = call.arguments[0] as i32;
     match call.number as libc::c_long {
-        libc::SYS_poll | libc::SYS_epoll_wait | libc::SYS_futex => true,
+        older::SYS_poll | older::SYS_epoll_wait | libc::SYS_futex => true,
         _ => is_stream(file) || is_moved_whole(file),
     }
 }

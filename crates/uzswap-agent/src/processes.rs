@@ -7,8 +7,8 @@ use crate::{Agent, adoption, forking, handlers, inside, layout, own_descriptors,
 use std::mem::MaybeUninit;
 use std::ptr;
 use uzswap_calls::{Call, Outcome, raw};
-use uzswap_sys::fault_signals;
 use uzswap_sys::map::PAGE_BYTES;
+use uzswap_sys::{fault_signals, thread_memory};
 
 /// `rt_sigprocmask`: our signals are never blocked. Without an agent, this library itself made the
 /// call.
@@ -137,7 +137,10 @@ const SHARED: u64 = libc::CLONE_FILES as u64;
 /// `clone`: for a thread, or a child that shares this memory, memory that the kernel writes later
 /// is given back.
 pub fn clone(agent: &Agent, call: &mut Call) -> Outcome {
-    let [flags, stack, parent, child, block, _] = call.arguments;
+    let [flags, stack, parent, fourth, fifth, _] = call.arguments;
+    // Processors differ in the order of the last two.
+    let is_child_first = cfg!(target_arch = "x86_64");
+    let (child, block) = if is_child_first { (fourth, fifth) } else { (fifth, fourth) };
     const WRITTEN: i32 = libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_SETTID
         | libc::CLONE_CHILD_CLEARTID
@@ -175,7 +178,7 @@ fn expect_thread(agent: &Agent, flags: u64) {
 /// uses some of the variables.
 fn give_block_back(agent: &Agent, flags: u64, block: u64) {
     if flags & libc::CLONE_SETTLS as u64 != 0 {
-        let range = adoption::before_block(block as usize);
+        let range = adoption::up_to_end(thread_memory::block_of(block as usize));
         layout::give_back(agent, range.start as u64, range.len() as u64);
     }
 }

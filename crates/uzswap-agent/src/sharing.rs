@@ -13,7 +13,7 @@
 use crate::seccomp::leave;
 use crate::{Agent, looker, robust};
 use std::fs;
-use uzswap_calls::{Call, Outcome, raw, stop};
+use uzswap_calls::{Call, Outcome, older, raw, stop};
 use uzswap_sys::{fault_signals, process};
 
 /// Looks at a `clone` with CLONE_VM, before it is made.
@@ -47,7 +47,7 @@ pub fn set_block(agent: &Agent, call: &mut Call) -> Outcome {
         let mut present = 0u64;
         let ask = [GET_FS, &raw mut present as u64, 0, 0, 0, 0];
         // SAFETY: the kernel writes the address to the given place.
-        let is_told = unsafe { raw(libc::SYS_arch_prctl as u64, ask) } == 0;
+        let is_told = unsafe { raw(older::SYS_arch_prctl as u64, ask) } == 0;
         if !is_told || present != call.arguments[1] {
             leave_alone(agent, MOVES);
         }

@@ -11,7 +11,6 @@ use crate::pins::{Pins, peek, poke, refuse};
 use crate::{Agent, inside, signals, stage, thread};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::alloc::{self, Layout};
-use std::arch::naked_asm;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -21,6 +20,7 @@ use std::sync::{Mutex, PoisonError};
 use uzswap_calls::{Call, Outcome, raw};
 use uzswap_sys::fault_signals::on_own_stack;
 use uzswap_sys::map::PAGE_BYTES;
+use uzswap_sys::processor::on_stack;
 
 /// Bytes of a signal stack of ours, without its guard.
 const BYTES: usize = 64 << 10;
@@ -354,7 +354,7 @@ unsafe fn run_on<F: FnMut()>(work: &mut F, top: usize, below: *mut usize) {
         unsafe { (*work.cast::<F>())() }
     }
     // SAFETY: the caller's promise; `work` outlives the call.
-    unsafe { on_stack(ptr::from_mut(work).cast(), call::<F>, top, below) }
+    unsafe { on_stack(ptr::from_mut(work).cast(), call::<F>, top as *mut u8, below) }
 }
 
 /// Bytes that a function may read above its return address.
@@ -369,38 +369,6 @@ pub fn is_on_calls(address: usize) -> bool {
 /// The end of the thread's own stack, while the thread is on its stack for calls.
 pub fn below_calls() -> usize {
     BELOW_CALLS.get()
-}
-
-/// Calls `call(work)` on another stack, and notes where the present one ends.
-///
-/// # Safety
-/// `top` is the end of a stack that is free, a multiple of 16.
-#[unsafe(naked)]
-unsafe extern "C" fn on_stack(
-    work: *mut c_void,
-    call: extern "C" fn(*mut c_void),
-    top: usize,
-    below: *mut usize,
-) {
-    naked_asm!(
-        ".cfi_startproc",
-        // A debugger mistakes a stack that lies elsewhere for a broken one, except below a frame
-        // with this mark.
-        ".cfi_signal_frame",
-        "push rbp",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbp, -16",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
-        "mov [rcx], rsp",
-        "mov rsp, rdx",
-        "call rsi",
-        "mov rsp, rbp",
-        "pop rbp",
-        ".cfi_def_cfa rsp, 8",
-        "ret",
-        ".cfi_endproc",
-    )
 }
 
 /// A smaller stack has no room for a handler of the program's with a call that meets an absent

@@ -90,7 +90,7 @@ pub fn take_over(memory: u64) -> Result<(), String> {
     check(&modules, me)?;
     let said = |error: &dyn std::fmt::Display| error.to_string();
     map::remember_own();
-    map::remember_stack(STACK + variables_bytes());
+    map::remember_stack(STACK, variables_bytes());
     let looks = Looks { first: fast_path::on_call, second: calls::on_call };
     let mut patcher = Patcher::new(looks).map_err(|error| said(&error))?;
     adoption::note_variables(&modules);

@@ -12,7 +12,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use uzswap_calls::{Frame, raw};
+use uzswap_calls::{CallFrame, raw};
 use uzswap_region::Pager;
 use uzswap_sys::fault_signals;
 
@@ -27,7 +27,7 @@ pub struct Thread {
     pub is_armed: Cell<bool>,
     /// The replaced call that the thread is in; null if there is none, or if a handler has
     /// interrupted the call.
-    pub call: Cell<*const Frame>,
+    pub call: Cell<*const CallFrame>,
     /// The start of the thread's list of robust locks; 0 if unknown.
     pub robust: Cell<u64>,
     /// The address of the last faulting fetch of an instruction, if we have not served that fault:

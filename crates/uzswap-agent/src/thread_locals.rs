@@ -8,10 +8,17 @@
 //! The C library would also note the variables' destructors in that heap, under its allocator's
 //! lock, which the faulting thread may have. So this file notes the destructors.
 
+#[cfg(target_arch = "aarch64")]
+#[path = "thread_locals/aarch64.rs"]
+mod processor;
+#[cfg(target_arch = "x86_64")]
+#[path = "thread_locals/x86_64.rs"]
+mod processor;
+
 use crate::stacks;
-use std::arch::asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use uzswap_sys::processor::thread_pointer;
 use uzswap_tree::front::Front;
 
 /// The distance from a thread's block to the room for variables; 0 before this library has begun.
@@ -27,37 +34,25 @@ static INITIAL_BYTES: AtomicUsize = AtomicUsize::new(0);
 const HEADER: usize = 64;
 
 unsafe extern "C" {
-    fn __real___tls_get_addr(index: &Index) -> isize;
     /// The linker's: where this library begins.
     static __ehdr_start: libc::Elf64_Ehdr;
 }
 
-/// The linker's data for each variable.
-#[repr(C)]
-struct Index {
-    module: usize,
-    offset: isize,
-}
-
-/// Replaces `__tls_get_addr` in this library.
-#[unsafe(no_mangle)]
-extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
-    let block: isize;
-    // SAFETY: reads the address of the thread's block, which stands at its beginning.
-    unsafe { asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags)) };
+/// The distance from the thread pointer to the variables; 0 before [`prepare`]. In a thread without
+/// variables they get their first values. On aarch64 the caller has looked at the thread's mark.
+extern "C" fn distance_to_variables() -> isize {
     let distance = ROOM.load(Relaxed);
     if distance == 0 {
-        // SAFETY: the index is the linker's, of a variable of this library.
-        return unsafe { __real___tls_get_addr(index) };
+        return 0;
     }
-    let room = block + distance;
+    let room = thread_pointer() as isize + distance;
     // SAFETY: the room is this thread's alone, and aligned to a header.
     let has_begun = unsafe { &*(room as *const AtomicU64) };
     if has_begun.load(Relaxed) == 0 {
         fill(room + VARIABLES.load(Relaxed));
         has_begun.store(1, Relaxed);
     }
-    room + VARIABLES.load(Relaxed) + index.offset
+    distance + VARIABLES.load(Relaxed)
 }
 
 /// Writes the initial values of variables, which are zeros until then. A signal handler may do the
@@ -98,7 +93,7 @@ pub fn prepare(front: &Front) -> bool {
     INITIAL_BYTES.store(segment.p_filesz as usize, Relaxed);
     VARIABLES.store(first as isize, Relaxed);
     ROOM.store(front.room, Relaxed);
-    true
+    processor::redirect()
 }
 
 /// The part of this library's file that has the variables' first values.

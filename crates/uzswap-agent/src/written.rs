@@ -63,7 +63,7 @@ fn makes_call(range: Range<usize>, bring: impl Fn(u64)) -> bool {
             break;
         }
         // A call may lie across the end of a part.
-        at += PART - sites::BEFORE - 2;
+        at += PART - sites::OVERLAP;
     }
     false
 }

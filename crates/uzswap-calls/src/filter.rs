@@ -19,8 +19,8 @@ pub struct Instruction {
     pub k: u32,
 }
 
-/// `AUDIT_ARCH_X86_64`.
-const ARCHITECTURE: u32 = 0xc000_003e;
+/// `AUDIT_ARCH_X86_64` or `AUDIT_ARCH_AARCH64`.
+const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xc000_00b7 } else { 0xc000_003e };
 /// The part of a filter's answer that is the action, and the two actions with which the kernel
 /// makes the call.
 const ACTION: u32 = 0xffff_0000;

@@ -1,21 +1,17 @@
 //! Replacing `syscall` instructions, while all other threads stand still ([`crate::stop`]).
-//!
-//! ```text
-//! mov eax, N ; syscall      b8 NN NN NN NN 0f 05
-//! jmp stub ; ud2            e9 DD DD DD DD 0f 0b
-//! xor eax, eax ; syscall    31 c0 0f 05
-//! jmp near ; ud2            eb DD 0f 0b             near, between two functions: jmp stub
-//! another one ; syscall     the stub begins with it
-//! jmp stub ; ud2            or, if it is shorter, jmp near ; ud2
-//! syscall                   0f 05
-//! ud2                       0f 0b
-//! ```
-//! A thread may stand between `mov` and `syscall`, have its call restarted, or jump there. Such a
-//! thread executes `ud2` (SIGILL), and continues in the stub behind the `mov`. A thread that waits
-//! in the kernel returns behind the `syscall`, where the code is unchanged.
+//! A site becomes a
+//! jump to its stub, or on x86-64 a trap if there is no room for a jump.
+
+#[cfg(target_arch = "aarch64")]
+#[path = "patch/aarch64.rs"]
+mod processor;
+#[cfg(target_arch = "x86_64")]
+#[path = "patch/x86_64.rs"]
+mod processor;
 
 use crate::entry::{self, Looks};
-use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
+use crate::sites::{SYSCALL, Site};
+use processor::{BARE, REACH, RESUME, STUB};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -27,23 +23,6 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 use uzswap_sys::map::{Mapped, PAGE_BYTES};
-
-/// Bytes of a stub: 5 for the number, 7 and 14 to continue, 2 and 5 for the bare call; rounded up.
-const STUB: usize = 64;
-/// The offset of the bare `syscall` in a stub.
-const BARE: usize = 26;
-/// The number in a stub whose call's number is not in the code.
-const UNKNOWN: u32 = u32::MAX;
-/// All calls have lower numbers.
-const NUMBERS: u32 = 512;
-/// The reach of a jump, less the size of a module and its stubs.
-const REACH: usize = (2 << 30) - (64 << 20);
-
-/// `nop`, `jmp rel32`, `jmp rel8`, the second byte of `ud2`.
-const NOP: u8 = 0x90;
-const JMP: u8 = 0xe9;
-const JMP_NEAR: u8 = 0xeb;
-const UD2: u8 = 0x0b;
 
 /// The result of a replacement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -106,10 +85,10 @@ pub struct Patcher {
 
 impl Patcher {
     /// Sets the functions that handle calls, and directs the traps to the stubs. Replaces nothing
-    /// yet. Fails on a processor without XSAVE, or on a kernel without `membarrier`.
+    /// yet. Fails on an x86-64 without XSAVE, or on a kernel without `membarrier`.
     pub fn new(looks: Looks) -> io::Result<Self> {
-        if !entry::is_supported() {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "a processor without XSAVE"));
+        if let Some(reason) = entry::why_unsupported() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
         }
         membarrier(MembarrierCommand::RegisterPrivateExpeditedSyncCore)?;
         entry::set(looks);
@@ -134,14 +113,9 @@ impl Patcher {
     /// it was replaced and its number is known. A thread that continues at that start repeats the
     /// call. Safe in a signal handler.
     pub fn call_before(behind: usize) -> Option<(usize, u32)> {
-        let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - MOV_BYTES;
-        // SAFETY: a stub of ours, which is never freed. Where it begins with `mov eax`, the number
-        // is its second to fifth byte.
-        let (first, number) = unsafe {
-            let first = *(stub as *const u8);
-            (first, ((stub + 1) as *const u32).read_unaligned())
-        };
-        (first == MOV_EAX && number < NUMBERS).then_some((stub, number))
+        let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - RESUME;
+        // SAFETY: a stub of ours, which is never freed.
+        unsafe { processor::number_in(stub) }.map(|number| (stub, number))
     }
 
     /// Forgets the sites of a range: other code has been mapped there.
@@ -153,7 +127,7 @@ impl Patcher {
     /// at the replaced `syscall`, or behind it. `None` if the thread is at no bare call. Safe in a
     /// signal handler.
     pub fn site_of_bare(instruction: usize) -> Option<usize> {
-        let is_bare = |at: usize| Self::resume_at(at) == Some(at.wrapping_sub(BARE) + MOV_BYTES);
+        let is_bare = |at: usize| Self::resume_at(at) == Some(at.wrapping_sub(BARE) + RESUME);
         let behind = instruction.wrapping_sub(SYSCALL.len());
         // SAFETY: a stub of ours has a bare call there.
         unsafe {
@@ -181,7 +155,7 @@ impl Patcher {
             }
             match site.number.known() {
                 Some(number) if !wants(number) => patched.left += 1,
-                None if site.number == Number::Unknown => patched.traps += 1,
+                None if site.number.is_trap() => patched.traps += 1,
                 _ => patched.jumps += 1,
             }
             if site.number.known().is_none_or(&wants) {
@@ -191,7 +165,7 @@ impl Patcher {
         // A stub's own call is no trap, but a signal may interrupt it: so it is in the table as
         // well.
         let known = |(site, stub): &(Site, usize)| {
-            [(site.address, stub + MOV_BYTES), (stub + BARE, stub + MOV_BYTES)]
+            [(site.address, stub + RESUME), (stub + BARE, stub + RESUME)]
         };
         self.traps.extend(work.iter().flat_map(known));
         // The old table is never freed: a handler may read it.
@@ -206,34 +180,10 @@ impl Patcher {
     /// Writes the stub of a site, and returns its address.
     fn stub(&mut self, site: &Site) -> io::Result<usize> {
         let stub = self.room(site.address)?;
-        let mut code = [0xcc; STUB];
-        match site.number {
-            Number::Before { bytes, .. } => {
-                // SAFETY: code of a mapped file, right before the `syscall`.
-                let before = unsafe {
-                    std::slice::from_raw_parts((site.address - bytes) as *const u8, bytes)
-                };
-                code[..MOV_BYTES - bytes].fill(NOP);
-                code[MOV_BYTES - bytes..MOV_BYTES].copy_from_slice(before);
-            }
-            number => {
-                code[0] = MOV_EAX;
-                code[1..5].copy_from_slice(&number.known().unwrap_or(UNKNOWN).to_le_bytes());
-            }
-        }
-        // lea rcx, [rip + distance], counted from its end
-        code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
-        code[8..12].copy_from_slice(&((BARE - 12) as u32).to_le_bytes());
-        // jmp [rip]
-        code[12..18].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
-        let entry: unsafe extern "C" fn() = entry::entry;
-        code[18..26].copy_from_slice(&(entry as usize as u64).to_le_bytes());
-        code[BARE..BARE + 2].copy_from_slice(&SYSCALL);
-        code[BARE + 2] = JMP;
-        let back = distance(stub + BARE + 7, site.address + SYSCALL.len());
-        code[BARE + 3..BARE + 7].copy_from_slice(&back);
+        let code = processor::stub_code(site, stub);
         // SAFETY: writable space of ours, and no thread has its address yet.
         unsafe { ptr::copy_nonoverlapping(code.as_ptr(), stub as *mut u8, STUB) };
+        processor::forget_instructions(stub, STUB);
         Ok(stub)
     }
 
@@ -253,10 +203,6 @@ impl Patcher {
         self.rooms.insert(next + STUB, end);
         Ok(next)
     }
-}
-
-fn distance(from: usize, to: usize) -> [u8; 4] {
-    (to.wrapping_sub(from) as i64 as i32).to_le_bytes()
 }
 
 /// Maps memory for stubs in a gap near an address.
@@ -334,21 +280,8 @@ impl PreparedPatch {
     /// No other thread of the process runs, except threads that make no call through these sites.
     pub unsafe fn apply(&self) -> Patched {
         for (site, stub) in &self.sites {
-            let first = site.address - site.number.bytes();
-            match site.number {
-                Number::Moved(_) | Number::Before { room: None, .. } => {
-                    put(first, &[JMP]);
-                    put(first + 1, &distance(site.address, *stub));
-                }
-                Number::Cleared { room } | Number::Before { room: Some(room), .. } => {
-                    put(room, &[JMP]);
-                    put(room + 1, &distance(room + MOV_BYTES, *stub));
-                    put(first, &[JMP_NEAR]);
-                    put(first + 1, &distance(first + JMP_NEAR_BYTES, room)[..1]);
-                }
-                Number::Unknown => {}
-            }
-            put(site.address + 1, &[UD2]);
+            // SAFETY: the caller's promise; `prepare` has made the code writable.
+            unsafe { processor::replace(site, *stub) };
         }
         // Makes all CPUs drop instructions that they have fetched before. `membarrier` was
         // registered, so this cannot fail.
@@ -364,13 +297,6 @@ impl Drop for PreparedPatch {
     }
 }
 
-fn put(at: usize, bytes: &[u8]) {
-    for (at, value) in (at..).zip(bytes) {
-        // SAFETY: by `PreparedPatch::apply`: writable code, which no other thread writes or runs.
-        unsafe { (at as *mut u8).write_volatile(*value) };
-    }
-}
-
 /// All code that may be written. A program that was linked by `ld -N` has its variables beside its
 /// code.
 pub fn writable_code() -> io::Result<Vec<Range<usize>>> {
@@ -383,13 +309,7 @@ pub fn writable_code() -> io::Result<Vec<Range<usize>>> {
 fn pages_of(work: &[(Site, usize)], stays: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
     let mut starts: Vec<usize> = work
         .iter()
-        .flat_map(|(site, _)| {
-            let room = match site.number {
-                Number::Cleared { room } | Number::Before { room: Some(room), .. } => room,
-                _ => site.address,
-            };
-            [site.address - site.number.bytes(), site.address + 1, room, room + MOV_BYTES - 1]
-        })
+        .flat_map(|(site, _)| processor::changed(site))
         .map(|address| address / PAGE_BYTES * PAGE_BYTES)
         .filter(|page| !stays(*page))
         .collect();

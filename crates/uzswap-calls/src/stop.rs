@@ -241,7 +241,7 @@ pub fn threads() -> io::Result<Vec<i32>> {
     }
     // If threads end during the listing, the kernel may leave others out. A folder has two links,
     // and one for each entry.
-    match fs::fstat(&folder)?.st_nlink == threads.len() as u64 + 2 {
+    match fs::fstat(&folder)?.st_nlink as usize == threads.len() + 2 {
         true => Ok(threads),
         false => Err(io::ErrorKind::Interrupted.into()),
     }
@@ -337,12 +337,8 @@ mod tests {
     fn the_call_of_a_thread_is_read_as_the_kernel_writes_it() {
         let text = "34 0x1 0x0 0x3 0x4 0x5 0xffffffffffffffff 0x7ffe1d269064 0x7fbcff5281dc\n";
         let arguments = [1, 0, 3, 4, 5, u64::MAX];
-        let call = WaitedCall {
-            number: libc::SYS_pause,
-            arguments,
-            stack: 0x7ffe_1d26_9064,
-            behind: 0x7fbc_ff52_81dc,
-        };
+        let call =
+            WaitedCall { number: 34, arguments, stack: 0x7ffe_1d26_9064, behind: 0x7fbc_ff52_81dc };
         assert_eq!(WaitedCall::parse(text), Some(call));
         for none in ["running\n", "-1 0x7ffe 0x7fbc\n", "34 0x1\n", ""] {
             assert_eq!(WaitedCall::parse(none), None, "{none}");

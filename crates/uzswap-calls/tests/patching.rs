@@ -4,8 +4,14 @@
     unsafe_code,
     reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
 )]
-#![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
+
+#[cfg(target_arch = "aarch64")]
+#[path = "patching/aarch64.rs"]
+mod processor;
+#[cfg(target_arch = "x86_64")]
+#[path = "patching/x86_64.rs"]
+mod processor;
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,19 +24,7 @@ static OTHERS: AtomicU64 = AtomicU64::new(0);
 
 /// Decides one call, and changes every register that a first function may change.
 fn first(call: &mut Call) -> Outcome {
-    // SAFETY: every x86-64 has these registers; only the declared clobbers change.
-    unsafe {
-        std::arch::asm!(
-            ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
-            "pcmpeqd xmm\\number, xmm\\number",
-            ".endr",
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
-            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
-            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
-            options(nostack, nomem),
-        );
-    }
+    processor::change_registers();
     if call.number != libc::SYS_getppid as u64 {
         return Outcome::Undecided;
     }
@@ -59,11 +53,9 @@ extern "C" fn met(signal: i32, _: *mut libc::siginfo_t, context: *mut libc::c_vo
         return;
     }
     // SAFETY: the argument of a handler of SIGILL.
-    let at = unsafe {
-        &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize]
-    };
+    let at = unsafe { processor::instruction(context) };
     match Patcher::resume_at(*at as usize) {
-        Some(to) => *at = to as i64,
+        Some(to) => *at = to as _,
         None => std::process::abort(),
     }
 }
@@ -132,7 +124,7 @@ fn calls_answer_the_same_while_they_are_replaced() {
             assert!(tries < 100, "the threads do not stop");
         };
         drop(work);
-        assert!(patched.jumps > 250 && patched.traps > 10 && patched.left > 0, "{patched:?}");
+        assert!(processor::is_expected(patched), "{patched:?}");
         let again = patcher.prepare(&found, wants, &[]).unwrap();
         // SAFETY: there is nothing to replace.
         assert_eq!(unsafe { again.apply() }.jumps, 0, "they are replaced once");
@@ -144,7 +136,11 @@ fn calls_answer_the_same_while_they_are_replaced() {
     let before = READS.load(Relaxed);
     round(1);
     assert!(READS.load(Relaxed) > before && OTHERS.load(Relaxed) > 0);
-    check_registers();
+    // A call that the first function decides, and one that it leaves to the second. Both are
+    // functions with only a system call.
+    for function in [libc::getppid, libc::getpgrp] {
+        processor::check_registers(function);
+    }
     let output = std::process::Command::new("echo").arg("all is well").output().unwrap();
     assert_eq!(output.stdout, b"all is well\n");
 }
@@ -172,65 +168,6 @@ fn round(number: u64) {
     let joined = std::thread::spawn(move || number as f64 * scale).join().unwrap();
     assert_eq!(joined, number as f64 * 1.5);
 }
-
-/// Checks that vector registers are the same after a call that the first function decides, and
-/// after a call that it leaves to the second. Both calls are functions with only a system call.
-fn check_registers() {
-    for function in [libc::getppid, libc::getpgrp] {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: the processor has them.
-            unsafe { check_wide(function) };
-        } else if std::arch::is_x86_feature_detected!("avx") {
-            // SAFETY: the processor has them.
-            unsafe { check_half(function) };
-        }
-    }
-}
-
-/// One test, for registers by name, width, and number.
-macro_rules! check_kept {
-    ($name:ident, $feature:literal, $register:literal, $move:literal, $bytes:literal,
-     $numbers:literal) => {
-        #[target_feature(enable = $feature)]
-        unsafe fn $name(function: unsafe extern "C" fn() -> libc::pid_t) {
-            let before: [u8; 32 * $bytes] = std::array::from_fn(|at| (at * 7 + 3) as u8);
-            let mut after = [0u8; 32 * $bytes];
-            // SAFETY: loads and stores within the arrays; the C library's function gets the stack
-            // alignment that it needs.
-            unsafe {
-                std::arch::asm!(
-                    "mov r13, rsp",
-                    "and rsp, -64",
-                    concat!(".irp number, ", $numbers),
-                    concat!($move, " ", $register, "\\number, [r14 + ", $bytes, " * \\number]"),
-                    ".endr",
-                    "call r12",
-                    concat!(".irp number, ", $numbers),
-                    concat!($move, " [r15 + ", $bytes, " * \\number], ", $register, "\\number"),
-                    ".endr",
-                    "mov rsp, r13",
-                    in("r12") function,
-                    in("r14") before.as_ptr(),
-                    in("r15") after.as_mut_ptr(),
-                    out("r13") _,
-                    clobber_abi("C"),
-                );
-            }
-            let count = $numbers.split(',').count();
-            assert!(before[..count * $bytes] == after[..count * $bytes], "{}", stringify!($name));
-        }
-    };
-}
-
-check_kept!(check_half, "avx", "ymm", "vmovdqu", 32, "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15");
-check_kept!(
-    check_wide,
-    "avx512f",
-    "zmm",
-    "vmovdqu64",
-    64,
-    "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31"
-);
 
 /// A call of six arguments, whose last the C library's function takes from the stack.
 fn check_last_argument() {

@@ -4,7 +4,6 @@
     unsafe_code,
     reason = "tests count allocations, kill processes or act as a program in C: each says why at the place"
 )]
-#![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -40,9 +40,16 @@ macro_rules! address {
     ($name:literal) => {{
         let address: usize;
         // SAFETY: reads the address that the dynamic linker has written for this name.
+        #[cfg(target_arch = "x86_64")]
         unsafe {
             asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
                 options(nostack, pure, readonly, preserves_flags));
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            asm!(concat!("adrp {0}, :got:", $name), concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
+                out(reg) address, options(nostack, pure, readonly, preserves_flags));
         }
         address
     }};

@@ -6,9 +6,9 @@
 
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
+use crate::system_call::{answer, raw};
 use crate::{asked, c_library, front, reserved, thread_locals};
 use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
-use std::arch::asm;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -289,45 +289,6 @@ unsafe fn alone(number: c_long, first: u64, second: u64) -> c_int {
     answer(result) as c_int
 }
 
-/// The answer of a call as the C library gives it.
-pub fn answer(result: c_long) -> c_long {
-    if !(-4095..0).contains(&result) {
-        return result;
-    }
-    // SAFETY: the thread's own.
-    unsafe { *libc::__errno_location() = -result as c_int };
-    -1
-}
-
-/// Makes a system call. (`libc::syscall` would call our own function here.) The instruction before
-/// the `syscall` does the same at any address, and has room for a jump, so the agent can replace
-/// both by one jump. Otherwise the code around it might leave room for a trap only, and a handler
-/// may make a call where a trap must not occur.
-///
-/// # Safety
-/// As of the call.
-pub unsafe fn raw(number: c_long, arguments: [u64; 6]) -> c_long {
-    let [first, second, third, fourth, fifth, sixth] = arguments;
-    let mut result = number;
-    // SAFETY: the caller's promise; the kernel changes two registers beside the answer's.
-    unsafe {
-        asm!(
-            "mov ecx, 0",
-            "syscall",
-            inout("rax") result,
-            in("rdi") first,
-            in("rsi") second,
-            in("rdx") third,
-            in("r10") fourth,
-            in("r8") fifth,
-            in("r9") sixth,
-            out("rcx") _,
-            out("r11") _,
-        );
-    }
-    result
-}
-
 type StatAt = unsafe extern "C" fn(c_int, *const c_char, *mut stat, c_int) -> c_int;
 type VersionedStatAt = unsafe extern "C" fn(c_int, c_int, *const c_char, *mut stat, c_int) -> c_int;
 static FSTATAT: Next = Next::of_some_versions(c"fstatat");
@@ -411,7 +372,8 @@ unsafe fn without_our_threads(
             && let Some(hooks) = loading::await_loaded(PATIENCE)
         {
             // SAFETY: the caller's folder and path.
-            status.st_nlink = unsafe { (hooks.threads)(folder, path) }.saturating_add(2);
+            let links = unsafe { (hooks.threads)(folder, path) }.saturating_add(2);
+            status.st_nlink = links as _;
         }
     }
     result

@@ -4,7 +4,7 @@
 //! function could open another file than ours, return another time, or ask for memory while we
 //! count memory. So the linker replaces them by the functions of this file (build.rs).
 
-use crate::interposed::{answer, raw};
+use crate::system_call::{answer, raw};
 
 /// Functions with the kernel's own arguments, up to five. The kernel reads no argument beyond those
 /// of the call.

@@ -17,7 +17,6 @@
 //! formatting, no allocation. Until 12 MiB the process has no thread of ours: some calls (`setuid`,
 //! `unshare`) need a process with one thread.
 
-#![cfg(target_arch = "x86_64")]
 #![expect(
     unsafe_code,
     reason = "the C library's functions by name, variables of a thread: the program answers for its arguments; the agent is never unloaded"
@@ -29,6 +28,7 @@ mod interposed;
 mod kernel;
 mod loading;
 mod masks;
+mod system_call;
 mod thread;
 mod thread_locals;
 mod trial;

@@ -26,15 +26,30 @@ global_asm!(
     bytes = const BYTES,
 );
 
-/// The distance from a thread's block to the agent's space.
+/// The distance from the thread pointer to a variable above, which the dynamic linker has written.
+macro_rules! distance {
+    ($name:literal) => {{
+        let distance: isize;
+        // SAFETY: reads that value.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            asm!(concat!("mov {}, qword ptr [rip + ", $name, "@GOTTPOFF]"), out(reg) distance,
+                options(nostack, pure, readonly, preserves_flags));
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            asm!(concat!("adrp {0}, :gottprel:", $name),
+                concat!("ldr {0}, [{0}, :gottprel_lo12:", $name, "]"),
+                out(reg) distance, options(nostack, pure, readonly, preserves_flags));
+        }
+        distance
+    }};
+}
+
+/// The distance from the thread pointer to the agent's space.
 pub fn distance() -> isize {
-    let distance;
-    // SAFETY: reads the value that the dynamic linker has written for this variable.
-    unsafe {
-        asm!("mov {}, qword ptr [rip + uzswap_room@GOTTPOFF]", out(reg) distance,
-            options(nostack, pure, readonly, preserves_flags));
-    }
-    distance
+    distance!("uzswap_room")
 }
 
 /// Words of each thread that this library itself uses.
@@ -45,22 +60,36 @@ enum ThreadWord {
 
 fn read<const WORD: usize>() -> usize {
     let value;
+    let at = distance!("uzswap_asked");
     // SAFETY: reads a variable of the thread's.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
-        asm!("mov {at}, qword ptr [rip + uzswap_asked@GOTTPOFF]",
-            "mov {value}, fs:[{at} + {word}]",
-            at = out(reg) _, value = lateout(reg) value, word = const WORD,
+        asm!("mov {value}, fs:[{at} + {word}]", at = in(reg) at, value = lateout(reg) value,
+            word = const WORD, options(nostack, readonly, preserves_flags));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!("mrs {value}, tpidr_el0", "add {value}, {value}, {at}", "ldr {value}, [{value}, {word}]",
+            at = in(reg) at, value = out(reg) value, word = const WORD,
             options(nostack, readonly, preserves_flags));
     }
     value
 }
 
 fn write<const WORD: usize>(value: usize) {
+    let at = distance!("uzswap_asked");
     // SAFETY: writes a variable of the thread's, which is used here only.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
-        asm!("mov {at}, qword ptr [rip + uzswap_asked@GOTTPOFF]",
-            "mov fs:[{at} + {word}], {value}",
-            at = out(reg) _, value = in(reg) value, word = const WORD,
+        asm!("mov fs:[{at} + {word}], {value}", at = in(reg) at, value = in(reg) value,
+            word = const WORD, options(nostack, preserves_flags));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!("mrs {to}, tpidr_el0", "add {to}, {to}, {at}", "str {value}, [{to}, {word}]",
+            to = out(reg) _, at = in(reg) at, value = in(reg) value, word = const WORD,
             options(nostack, preserves_flags));
     }
 }

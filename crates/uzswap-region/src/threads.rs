@@ -52,7 +52,7 @@ impl Handle {
             let run = move || {
                 let _entered = coming.enter();
                 IS_PAGERS.set(true);
-                map::remember_stack(bytes);
+                map::remember_stack(STACK, bytes - STACK);
                 run(&inner);
             };
             let thread = own_threads::start(name, bytes, run)?;

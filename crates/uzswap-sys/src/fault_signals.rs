@@ -60,12 +60,14 @@ pub struct Stopped {
     pub instruction: usize,
     /// The stack pointer.
     pub stack: usize,
-    /// The result of a system call, if the instruction before is one; or the number of the call
-    /// that is the next instruction.
+    /// The result of a system call, if the instruction before is one. If the next instruction is a
+    /// call, on x86-64 its number, and on aarch64 its first argument.
     pub result: i64,
-    /// The address behind the last system call, if the thread was in a call (the processor keeps
-    /// that address in a register).
+    /// The address behind the last system call, if the thread was in a call (an x86-64 keeps that
+    /// address in a register; 0 on aarch64).
     pub behind: usize,
+    /// The number of the last system call, if the processor keeps it (aarch64).
+    pub number: Option<i64>,
     /// The registers with the arguments of a system call. The call leaves these registers as they
     /// are.
     pub arguments: [u64; 6],
@@ -470,12 +472,14 @@ unsafe fn go_on_elsewhere(
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     // SAFETY: a set begins with the kernel's, of eight bytes.
     let blocked = unsafe { *(&raw const context.uc_sigmask).cast::<u64>() };
-    let Registers { instruction, stack, result, behind, arguments } = processor::registers(context);
+    let registers = processor::registers(context);
+    let Registers { instruction, stack, result, behind, number, arguments } = registers;
     let mut stopped = Stopped {
         instruction,
         stack,
         result,
         behind,
+        number,
         arguments,
         blocked,
         signal_stack: context.uc_stack,

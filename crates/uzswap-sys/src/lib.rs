@@ -34,5 +34,6 @@ pub mod shared;
 pub mod smaps;
 pub mod stack;
 pub mod swap;
+pub mod thread_memory;
 pub mod ublk;
 pub mod uffd;

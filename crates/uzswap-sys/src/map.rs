@@ -11,6 +11,7 @@ pub mod place;
 
 pub use pagemap::{Pagemap, Scanned};
 
+use crate::thread_memory;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -282,14 +283,13 @@ pub fn own() -> Vec<Range<usize>> {
 }
 
 /// Records the calling thread's stack, of at most `bytes` bytes, as a mapping of ours. The recorded
-/// range includes the thread's block, which the C library has at the stack's end.
-pub fn remember_stack(bytes: usize) {
-    // More than the C library's description of a thread.
-    const BLOCK: usize = 4 << 10;
-    // SAFETY: takes nothing.
-    let block = unsafe { libc::pthread_self() } as usize;
-    let start = NonNull::new(block.saturating_sub(bytes) as *mut u8);
-    start.into_iter().for_each(|start| remember(start, bytes + BLOCK));
+/// range includes the thread's own memory, which the C library has at the stack's end, with at most
+/// `variables` bytes of variables.
+pub fn remember_stack(bytes: usize, variables: usize) {
+    let own = thread_memory::around(thread_memory::own_block(), variables);
+    let start = own.start.saturating_sub(bytes);
+    let base = NonNull::new(start as *mut u8);
+    base.into_iter().for_each(|base| remember(base, own.end - start));
 }
 
 fn remember(base: NonNull<u8>, bytes: usize) {

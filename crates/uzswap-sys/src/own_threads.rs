@@ -97,11 +97,7 @@ pub fn all() -> impl Iterator<Item = i32> {
     ENTERED.iter().filter_map(|slot| of_own_process(slot.load(SeqCst)))
 }
 
-/// The address of the calling thread's block.
-pub fn own_block() -> usize {
-    // SAFETY: asks only.
-    unsafe { libc::pthread_self() as usize }
-}
+pub use crate::thread_memory::own_block;
 
 /// The known blocks of our threads in this process.
 pub fn blocks() -> impl Iterator<Item = usize> {

@@ -7,13 +7,13 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{advise, cause, on_stack, registers, set_registers};
+pub(crate) use aarch64::{advise, cause, registers, set_registers};
 #[cfg(target_arch = "aarch64")]
-pub use aarch64::{has_aes, prefetch};
+pub use aarch64::{has_aes, on_stack, prefetch, thread_pointer};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{advise, cause, on_stack, registers, set_registers};
+pub(crate) use x86_64::{advise, cause, registers, set_registers};
 #[cfg(target_arch = "x86_64")]
-pub use x86_64::{has_aes, prefetch};
+pub use x86_64::{has_aes, on_stack, prefetch, thread_pointer};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("uzswap knows no registers of this processor; build it for x86-64 or aarch64");
@@ -40,6 +40,8 @@ pub(crate) struct Registers {
     pub(crate) result: i64,
     /// The address behind the last system call, where the processor keeps it; otherwise 0.
     pub(crate) behind: usize,
+    /// The number of the last system call, where the processor keeps it.
+    pub(crate) number: Option<i64>,
     /// The arguments of a system call.
     pub(crate) arguments: [u64; 6],
 }

@@ -48,8 +48,8 @@ impl Stacks {
         // SAFETY: `taken` gives the stack to this call alone, its top is a multiple of 16, and
         // `work` outlives the call, which ends the process if `work` panics.
         unsafe {
-            let top = self.memory.as_ptr().add(top);
-            on_stack((&raw mut work).cast(), call::<F>, top);
+            let (top, mut below) = (self.memory.as_ptr().add(top), 0);
+            on_stack((&raw mut work).cast(), call::<F>, top, &raw mut below);
         }
         self.taken[at].0.store(false, Release);
     }

@@ -88,28 +88,42 @@ impl Processor {
     }
 }
 
-/// Builds only the tests that the matrix runs on it.
+/// Builds only the tests that the matrix runs on it, and the programs that they start.
 const ARM_BUILDS: [&[&str]; 2] = [
     &[
         "build",
         "--target=aarch64-unknown-linux-gnu",
         "--package=uzswap",
+        "--package=uzswap-agent",
+        "--package=uzswap-preload",
         "--package=uzswap-tests",
-        "--bin=uzswap",
-        "--bin=torture",
+        "--lib",
+        "--bins",
     ],
     &[
         "test",
         "--no-run",
         "--target=aarch64-unknown-linux-gnu",
+        "--package=uzswap-calls",
         "--package=uzswap-engine",
         "--package=uzswap-ranges",
         "--package=uzswap-region",
         "--package=uzswap-tests",
         "--lib",
+        "--test=denied",
+        "--test=executed",
+        "--test=habits",
+        "--test=histories",
+        "--test=in_process",
+        "--test=itself",
         "--test=memory",
+        "--test=patching",
         "--test=process",
-        "--test=torture",
         "--test=run",
+        "--test=seen",
+        "--test=stopping",
+        "--test=taken_over",
+        "--test=torture",
+        "--test=unmanaged",
     ],
 ];

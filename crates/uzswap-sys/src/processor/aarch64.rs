@@ -5,16 +5,17 @@ use std::arch::{asm, is_aarch64_feature_detected, naked_asm};
 use std::ffi::c_void;
 use std::io;
 
-/// Calls `call(work)` on another stack. The frame pointer keeps the old stack pointer, also for
-/// unwinders.
+/// Calls `call(work)` on another stack, and notes where the present one ends. The frame pointer
+/// keeps the old stack pointer, also for unwinders.
 ///
 /// # Safety
-/// `top` is the end of a stack that is free, a multiple of 16.
+/// `top` is the end of a stack that is free, a multiple of 16; `below` may be written.
 #[unsafe(naked)]
-pub(crate) unsafe extern "C" fn on_stack(
+pub unsafe extern "C" fn on_stack(
     work: *mut c_void,
     call: extern "C" fn(*mut c_void),
     top: *mut u8,
+    below: *mut usize,
 ) {
     naked_asm!(
         ".cfi_startproc",
@@ -24,6 +25,7 @@ pub(crate) unsafe extern "C" fn on_stack(
         ".cfi_offset x30, -8",
         "mov x29, sp",
         ".cfi_def_cfa_register x29",
+        "str x29, [x3]",
         "mov sp, x2",
         "blr x1",
         "mov sp, x29",
@@ -122,6 +124,7 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
         stack: registers.sp as usize,
         result: registers.regs[0] as i64,
         behind: 0,
+        number: Some(registers.regs[8] as i64),
         arguments: std::array::from_fn(|at| registers.regs[at]),
     }
 }
@@ -130,6 +133,17 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
 pub(crate) fn set_registers(context: &mut libc::ucontext_t, instruction: usize, result: i64) {
     context.uc_mcontext.pc = instruction as u64;
     context.uc_mcontext.regs[0] = result as u64;
+}
+
+/// The address by which the calling thread finds its variables.
+#[inline(always)]
+pub fn thread_pointer() -> usize {
+    let pointer;
+    // SAFETY: reads a register.
+    unsafe {
+        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags))
+    };
+    pointer
 }
 
 /// Brings a cache line near. A hint: any address is allowed.

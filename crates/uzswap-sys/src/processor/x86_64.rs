@@ -9,16 +9,17 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::arch::{asm, naked_asm};
 use std::ffi::c_void;
 
-/// Calls `call(work)` on another stack. The frame pointer keeps the old stack pointer, also for
-/// unwinders.
+/// Calls `call(work)` on another stack, and notes where the present one ends. The frame pointer
+/// keeps the old stack pointer, also for unwinders.
 ///
 /// # Safety
-/// `top` is the end of a stack that is free, a multiple of 16.
+/// `top` is the end of a stack that is free, a multiple of 16; `below` may be written.
 #[unsafe(naked)]
-pub(crate) unsafe extern "C" fn on_stack(
+pub unsafe extern "C" fn on_stack(
     work: *mut c_void,
     call: extern "C" fn(*mut c_void),
     top: *mut u8,
+    below: *mut usize,
 ) {
     naked_asm!(
         ".cfi_startproc",
@@ -30,6 +31,7 @@ pub(crate) unsafe extern "C" fn on_stack(
         ".cfi_offset rbp, -16",
         "mov rbp, rsp",
         ".cfi_def_cfa_register rbp",
+        "mov [rcx], rsp",
         "mov rsp, rdx",
         "call rsi",
         "mov rsp, rbp",
@@ -87,7 +89,8 @@ pub(crate) fn registers(context: &libc::ucontext_t) -> Registers {
         [REG_RIP, REG_RSP, REG_RCX].map(|register| registers[register as usize] as usize);
     let arguments = [REG_RDI, REG_RSI, REG_RDX, REG_R10, REG_R8, REG_R9]
         .map(|register| registers[register as usize] as u64);
-    Registers { instruction, stack, result: registers[REG_RAX as usize], behind, arguments }
+    let result = registers[REG_RAX as usize];
+    Registers { instruction, stack, result, behind, number: None, arguments }
 }
 
 /// Sets the instruction at which the thread continues after the handler, and the result.
@@ -95,6 +98,21 @@ pub(crate) fn set_registers(context: &mut libc::ucontext_t, instruction: usize, 
     let registers = &mut context.uc_mcontext.gregs;
     registers[REG_RIP as usize] = instruction as i64;
     registers[REG_RAX as usize] = result;
+}
+
+/// The address by which the calling thread finds its variables.
+#[inline(always)]
+pub fn thread_pointer() -> usize {
+    #[cfg(miri)]
+    let pointer = 0;
+    #[cfg(not(miri))]
+    let pointer;
+    // SAFETY: reads the address of the thread's block, which stands at its beginning.
+    #[cfg(not(miri))]
+    unsafe {
+        asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
+    }
+    pointer
 }
 
 /// Brings a cache line near. A hint: any address is allowed.

@@ -30,9 +30,6 @@ fn regions() -> Vec<Finding> {
 
 /// The needs of `run --in-process`.
 fn in_process() -> Vec<Finding> {
-    if let Err(reason) = in_process::processor() {
-        return vec![finding("an x86-64 processor", Err(reason))];
-    }
     let faults = Mode::InThread.check().map(|()| "permitted".into());
     let faults = faults.map_err(|error| error.to_string());
     let by = in_process::check().map(|means| {

@@ -139,7 +139,7 @@ type Observed = (i64, Vec<u8>, Vec<u8>);
 
 fn number_of(name: &str) -> i64 {
     let row = ROWS.iter().find(|row| row.name == name);
-    row.unwrap_or_else(|| panic!("there is no call {name}")).number.into()
+    row.unwrap_or_else(|| panic!("there is no call {name}")).number().into()
 }
 
 fn make(world: &mut World, probe: &Probe) -> Observed {

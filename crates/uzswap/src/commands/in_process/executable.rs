@@ -25,7 +25,11 @@ const SCRIPTS_MAX: usize = 5;
 const LINE_BYTES: usize = 256;
 
 /// The dynamic linker of musl, at the path that programs built for musl name.
-pub const MUSL_LINKER: &str = "/lib/ld-musl-x86_64.so.1";
+pub const MUSL_LINKER: &str = if cfg!(target_arch = "aarch64") {
+    "/lib/ld-musl-aarch64.so.1"
+} else {
+    "/lib/ld-musl-x86_64.so.1"
+};
 /// The path from glibc's folder of libraries below /usr up to the root. Further `..` stay at the
 /// root.
 const TO_ROOT: &str = "/usr/$LIB/../../../../../../../..";

@@ -50,22 +50,9 @@ const _: () = assert!(favour::EVERY.as_millis() == supervise::TICK.as_millis());
 /// The variable that names the means to begin with, for tests and measurements.
 const MEANS: &str = "UZSWAP_MEANS";
 
-/// Checks the processor. The error has the reason and the remedy.
-pub fn processor() -> Result<(), String> {
-    if cfg!(target_arch = "x86_64") {
-        return Ok(());
-    }
-    Err(format!(
-        "it replaces instructions of x86-64, and this processor is {}; `sudo uzswap run --device` \
-         keeps any program small, and regions work in programs that ask for them",
-        env::consts::ARCH
-    ))
-}
-
 /// The means by which pages leave on this machine. The error has the reason, and the fate of the
 /// command.
 pub fn check() -> Result<Means, String> {
-    processor()?;
     let first = env::var(MEANS).ok().and_then(|name| name.parse().ok()).unwrap_or(Means::Moves);
     Means::available(first).map_err(|error| {
         let error = error.to_string();
@@ -118,21 +105,17 @@ pub fn run(arguments: &RunArguments, accesses: Option<&Path>) -> Result<ExitCode
     let machine = cpu::memory_info().map_err(|e| Failure::new(format!("/proc/meminfo: {e}")))?;
     options::check_memory(arguments.memory, machine)?;
     let program = supervise::find_command(&arguments.command[0])?;
-    let library = match processor() {
-        Ok(()) => Ok(libraries::preloaded().map_err(Failure::new)?),
-        Err(reason) => Err(reason),
-    };
+    let library = libraries::preloaded().map_err(Failure::new)?;
     // Before this process has threads: with threads, the kernel waits some 10 ms, for an RCU grace
     // period, before the first high number gets into the table of descriptors.
     let backing = backing(arguments)?;
     let store = store(arguments, backing.is_some())?;
-    let prepared =
-        library.and_then(|library| Ok((prepare(arguments, &program, &library)?, library)));
+    let prepared = prepare(arguments, &program, &library);
     let events = Events::new()?;
     let mut command = Command::new(&arguments.command[0]);
     events.callers.give_to(command.args(&arguments.command[1..]));
     let file = match prepared {
-        Ok((file, library)) => {
+        Ok(file) => {
             keep_settings(arguments, backing, store.as_ref(), accesses, &file)?;
             preload(&file, library, &mut command);
             Some(file)
