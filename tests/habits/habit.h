@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -17,6 +18,14 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, MIB = 1 << 20 };
+
+// Calls that are newer than some C libraries. All processors have the same numbers.
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
 
 static inline unsigned char *map(size_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -16,6 +16,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Newer than some C libraries. */
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
 #define PAGE 4096L
 #define MIB (1L << 20)
 #define ARGUMENTS 8

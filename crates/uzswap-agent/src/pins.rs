@@ -337,13 +337,17 @@ pub fn used_of_futex(operation: u64) -> &'static [usize] {
 
 /// True if a program can have memory there.
 fn is_address(at: u64) -> bool {
-    (PAGE_BYTES as u64..1 << 47).contains(&at)
+    (PAGE_BYTES as u64..1 << ADDRESS_BITS).contains(&at)
 }
 
-/// True if a buffer would end beyond all memory that a program can have. The last page below 2^47
-/// cannot be mapped.
+/// Bits of a program's addresses.
+const ADDRESS_BITS: u32 = if cfg!(target_arch = "aarch64") { 48 } else { 47 };
+/// Bytes below that bound that cannot be mapped: the last page on x86-64.
+const UNMAPPED: u64 = if cfg!(target_arch = "aarch64") { 0 } else { PAGE_BYTES as u64 };
+
+/// True if a buffer would end beyond all memory that a program can have.
 pub fn is_beyond(at: u64, bytes: u64) -> bool {
-    at.checked_add(bytes).is_none_or(|end| end > (1 << 47) - PAGE_BYTES as u64)
+    at.checked_add(bytes).is_none_or(|end| end > (1 << ADDRESS_BITS) - UNMAPPED)
 }
 
 pub fn make_once(call: &mut Call) {

@@ -83,6 +83,16 @@ const ARM_DEVICE: [&str; 5] = [
     "run::signals_are_passed_on",
     "run::the_command",
 ];
+/// Others take many minutes each in emulation.
+const ARM_IN_PROCESS: [&str; 7] = [
+    "calls/patching",
+    "calls/stopping",
+    "in_process::a_call_whose_memory_is_out",
+    "in_process::an_ordinary_user",
+    "executed",
+    "seen",
+    "taken_over",
+];
 const ARM_ENGINE: [&str; 2] = ["engine/lib", "ranges/lib"];
 /// Tests with one CPU and 512 MiB.
 const ARM_SMALL: [&str; 3] = ["region/memory", "run::a_program_that_needs", "run::the_command"];
@@ -124,7 +134,7 @@ impl For {
 }
 
 /// Tests of a guest: their name in the table, the tests, and their machines.
-const TESTS: [(&str, &[&str], For); 13] = [
+const TESTS: [(&str, &[&str], For); 14] = [
     ("fuse", &DEVICE, For::X86(&[Image::Busybox, Image::Debian])),
     ("ublk", &DEVICE, For::X86(&[Image::Busybox])),
     ("regions", &REGIONS, For::X86(&[Image::Busybox])),
@@ -137,6 +147,7 @@ const TESTS: [(&str, &[&str], For); 13] = [
     ("arm64 regions", &REGIONS, For::Arm),
     ("arm64 fuse", &ARM_DEVICE, For::Arm),
     ("arm64 small", &ARM_SMALL, For::Arm),
+    ("arm64 in-process", &ARM_IN_PROCESS, For::Arm),
     ("suspend", &SUSPEND, For::X86(&[Image::Debian])),
 ];
 
@@ -226,11 +237,13 @@ fn write(rows: &Rows) -> String {
         |tests: &[&str]| tests.iter().map(|test| format!("- `{test}`\n")).collect::<String>();
     let (device, in_process) = (list(&DEVICE), list(&IN_PROCESS));
     let (arm_device, arm_small) = (list(&ARM_DEVICE), list(&ARM_SMALL));
+    let arm_in_process = list(&ARM_IN_PROCESS);
     format!(
         "{HEAD}{rows}\nThe tests of the swap device, by parts of their names:\n\n{device}\n\
          Those of in-process:\n\n{in_process}\n\
          Those of the swap device on arm64:\n\n{arm_device}\n\
-         Those of a small arm64 machine:\n\n{arm_small}"
+         Those of a small arm64 machine:\n\n{arm_small}\n\
+         Those of in-process on arm64:\n\n{arm_in_process}"
     )
 }
 

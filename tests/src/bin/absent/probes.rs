@@ -53,7 +53,7 @@ fn ready() -> u64 {
 fn told() -> u64 {
     let [reader, writer] = pipe();
     fill(writer, b"what the pipe says");
-    call(libc::SYS_dup2, [reader as u64, FIXED, 0, 0])
+    call(libc::SYS_dup3, [reader as u64, FIXED, 0, 0])
 }
 
 /// A descriptor number that no other code uses.
@@ -267,7 +267,7 @@ probes! {
 "renameat2" Same |w| { let p = w.file("a"); [HERE, p, HERE, w.gone("b"), 0] };
 "mkdir" Same |w| [w.gone("d"), 0o700];
 "mkdirat" Same |w| [HERE, w.gone("d"), 0o700];
-"rmdir" Same |w| { let p = w.gone("d"); call(libc::SYS_mkdir, [p, 0o700, 0, 0]); [p] };
+"rmdir" Same |w| { let p = w.gone("d"); call(libc::SYS_mkdirat, [HERE, p, 0o700, 0]); [p] };
 "link" Same |w| { let p = w.file("a"); [p, w.gone("b")] };
 "linkat" Same |w| { let p = w.file("a"); [HERE, p, HERE, w.gone("b"), 0] };
 "unlink" Same |w| [w.file("a")];
@@ -403,8 +403,8 @@ probes! {
 "seccomp" Same |w| [2, 0, w.ints(&[0x7fff_0000])];
 "landlock_create_ruleset" File |w| [w.longs(&[1]), 8, 0];
 "landlock_add_rule" Same |w| { let a = 1u64; let r = call(444, [&raw const a as u64, 8, 0, 0]);
-    let f = call(libc::SYS_open, [c"/".as_ptr() as u64, libc::O_PATH as u64, 0, 0]);
-    let f = call(libc::SYS_dup2, [f, FIXED, 0, 0]);
+    let f = call(libc::SYS_openat, [HERE, c"/".as_ptr() as u64, libc::O_PATH as u64, 0]);
+    let f = call(libc::SYS_dup3, [f, FIXED, 0, 0]);
     let mut rule = 1u64.to_ne_bytes().to_vec(); rule.extend((f as i32).to_ne_bytes());
     [r, 1, w.bytes(&rule), 0] };
 "madvise" Same |w| [w.bytes(&[5; 4096]), 4096, libc::MADV_DONTNEED as u64];
@@ -431,14 +431,14 @@ fn folder(world: &World) -> u64 {
 /// Makes a symbolic link. Returns its path.
 fn linked(world: &mut World) -> u64 {
     let path = world.gone("l");
-    call(libc::SYS_symlink, [c"where it leads".as_ptr() as u64, path, 0, 0]);
+    call(libc::SYS_symlinkat, [c"where it leads".as_ptr() as u64, HERE, path, 0]);
     path
 }
 
 /// A file with an extended attribute. Returns its descriptor.
 fn opened(world: &mut World) -> u64 {
     let path = attributed(world);
-    call(libc::SYS_open, [path, libc::O_RDWR as u64, 0, 0])
+    call(libc::SYS_openat, [HERE, path, libc::O_RDWR as u64, 0])
 }
 
 /// A listening socket with a waiting connection.
