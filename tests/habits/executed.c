@@ -11,21 +11,40 @@ static unsigned char *map_all(size_t bytes, int access) {
     return at;
 }
 
-// Writes a function that returns a number, and calls it.
-static int write_function(unsigned char *at, int number) {
+// Puts a function that returns a number: mov eax, NUMBER; ret; on aarch64 mov w0, NUMBER; ret.
+#ifdef __aarch64__
+enum { HALF = 4 };
+static void put_function(unsigned char *at, int number) {
+    unsigned code[] = { 0x52800000 | number << 5, 0xd65f03c0 };
+    memcpy(at, code, sizeof code);
+    __builtin___clear_cache((char *)at, (char *)at + sizeof code);
+}
+#else
+enum { HALF = 3 };
+static void put_function(unsigned char *at, int number) {
     at[0] = 0xb8, memcpy(at + 1, &number, 4), at[5] = 0xc3;
+}
+#endif
+static int write_function(unsigned char *at, int number) {
+    put_function(at, number);
     return ((int (*)(void))at)();
 }
 
-// Writes a function that calls `write`: mov eax, 1; xor r8d, r8d; syscall; ret. The memory that
-// `write` reads is out.
+// Writes a function that calls `write`, and calls it. The memory that `write` reads is out.
 static int write_call(unsigned char *at) {
+#ifdef __aarch64__
+    // mov x8, 64; svc 0; ret
+    static const unsigned code[] = { 0xd2800808, 0xd4000001, 0xd65f03c0 };
+#else
+    // mov eax, 1; xor r8d, r8d; syscall; ret
     static const unsigned char code[] = { 0xb8, 1, 0, 0, 0, 0x45, 0x31, 0xc0, 0x0f, 0x05, 0xc3 };
+#endif
     unsigned char *data = memset(map(8 * MIB), 7, 8 * MIB);
     int ends[2];
     if (pipe(ends)) return 2;
     madvise(data, 8 * MIB, MADV_PAGEOUT);
     memcpy(at, code, sizeof code);
+    __builtin___clear_cache((char *)at, (char *)at + sizeof code);
     printf("%ld\n", ((long (*)(int, void *, size_t))at)(ends[1], data + 100000, 30000));
     return 0;
 }
@@ -96,7 +115,7 @@ static void *many(void *part) {
 static int threads(void) {
     grow();
     shared = map_all(6 * MIB, ALL);
-    for (int i = 0; i < 2000; i++) shared[i * 1024] = 0xb8, memcpy(shared + i * 1024 + 1, &i, 4), shared[i * 1024 + 5] = 0xc3;
+    for (int i = 0; i < 2000; i++) put_function(shared + i * 1024, i);
     pthread_t all[4];
     for (long i = 0; i < 4; i++) pthread_create(all + i, NULL, many, (void *)i);
     for (int i = 0; i < 4; i++) {
@@ -119,7 +138,7 @@ static void *changes(void *at) {
 static int changed(void) {
     grow();
     unsigned char *at = map_all(BYTES, ALL);
-    for (int i = 0; i < BYTES / PAGE; i++) at[i * PAGE] = 0xb8, memcpy(at + i * PAGE + 1, &i, 4), at[i * PAGE + 5] = 0xc3;
+    for (int i = 0; i < BYTES / PAGE; i++) put_function(at + i * PAGE, i);
     pthread_t other;
     long sum = 0;
     pthread_create(&other, NULL, changes, at);
@@ -173,9 +192,17 @@ static int places(void) {
     void *number;
     pthread_create(&thread, NULL, blocked, at);
     pthread_join(thread, &number);
+#ifdef __aarch64__
+    // adr x1, . + 16; mov w2, 1; str w2, [x1]; ret; the variable
+    static const unsigned handler[] = { 0x10000081, 0x52800022, 0xb9000022, 0xd65f03c0, 0 };
+    enum { VARIABLE = 16 };
+#else
     // mov dword [rip + 1], 1; ret; the variable
     static const unsigned char handler[] = { 0xc7, 0x05, 1, 0, 0, 0, 1, 0, 0, 0, 0xc3, 0, 0, 0, 0 };
+    enum { VARIABLE = 11 };
+#endif
     memcpy(at + 3 * PAGE, handler, sizeof handler);
+    __builtin___clear_cache((char *)at + 3 * PAGE, (char *)at + 3 * PAGE + sizeof handler);
     signal(SIGUSR1, (void (*)(int))(at + 3 * PAGE));
     raise(SIGUSR1);
     int status[2] = { -1, -1 };
@@ -185,9 +212,9 @@ static int places(void) {
     child = vfork();
     if (!child) _exit(write_function(at + 7 * PAGE, 22));
     waitpid(child, status + 1, 0);
-    printf("%ld %d %d %d", (long)number, at[3 * PAGE + 11], WEXITSTATUS(status[0]), WEXITSTATUS(status[1]));
+    printf("%ld %d %d %d", (long)number, at[3 * PAGE + VARIABLE], WEXITSTATUS(status[0]), WEXITSTATUS(status[1]));
     // The function lies across two pages, and begins at the end of the last page that was executed.
-    printf(" %d\n", write_function(at + 8 * PAGE - 3, 23));
+    printf(" %d\n", write_function(at + 8 * PAGE - HALF, 23));
     return 0;
 }
 

@@ -114,7 +114,9 @@ fn system(lab: &Lab, processor: Processor) -> Result<Option<PathBuf>> {
                 .arg("http://deb.debian.org/debian"),
         )?;
         // Files that the packages' own scripts would make.
-        std::os::unix::fs::symlink("dash", folder.join("bin/sh")).or_else(already_there)?;
+        for (to, name) in [("dash", "bin/sh"), ("gcc", "usr/bin/cc")] {
+            std::os::unix::fs::symlink(to, folder.join(name)).or_else(already_there)?;
+        }
         let users = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n";
         fs::write(folder.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
         fs::write(folder.join("etc/passwd"), users)?;
