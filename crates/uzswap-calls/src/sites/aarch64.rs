@@ -1,7 +1,9 @@
 //! aarch64: all instructions have four bytes, and begin at multiples of four. So a `svc #0` is a
-//! site unless it may be a constant between functions.
+//! site unless it may be a constant. Linkers put constants into the segment of the code, before or
+//! behind all functions. A replaced constant would be wrong data.
 
 use super::{Functions, Site};
+use gimli::{EhFrame, EhFrameHdr, NativeEndian, UnwindSection};
 use std::ops::Range;
 
 /// `svc #0`.
@@ -48,18 +50,30 @@ pub(super) fn sites_in(range: &Range<usize>, functions: Option<&Functions<'_>>) 
         std::slice::from_raw_parts(start as *const u32, count)
     };
     let is_function = |address| functions.is_some_and(|all| all.around(address).is_some());
+    let all_functions = functions.and_then(span).unwrap_or(range.clone());
     let is_site = |at: usize| {
         let is_return = at > 0 && code[at - 1] == SIGRETURN;
         let address = start + at * INSTRUCTION;
-        !is_return
-            && (is_function(address)
-                || number_before(&code[..at]).is_some()
-                || is_checked(&code[at + 1..]))
+        let is_call = || number_before(&code[..at]).is_some() || is_checked(&code[at + 1..]);
+        !is_return && (is_function(address) || all_functions.contains(&address) && is_call())
     };
     let calls = memchr::memmem::find_iter(bytes_of(code), &SYSCALL);
     let calls = calls.filter(|at| at.is_multiple_of(INSTRUCTION)).map(|at| at / INSTRUCTION);
     let calls = calls.filter(|at| is_site(*at));
     calls.map(|at| Site { address: start + at * INSTRUCTION, number: Number::Register }).collect()
+}
+
+/// The addresses from the first function of the tables to the end of the last.
+fn span(functions: &Functions<'_>) -> Option<Range<usize>> {
+    let bases = &functions.bases;
+    let index = EhFrameHdr::new(functions.index, NativeEndian).parse(bases, 8).ok()?;
+    let table = index.table()?;
+    let (first, _) = table.iter(bases).next().ok()??;
+    let last = table.lookup(u64::MAX, bases).and_then(|last| table.pointer_to_offset(last)).ok()?;
+    let frames = EhFrame::new(functions.frames, NativeEndian);
+    let last = frames.fde_from_offset(bases, last, EhFrame::cie_from_offset).ok()?;
+    let end = last.initial_address().checked_add(last.len())?;
+    Some(first.direct().ok()? as usize..end as usize)
 }
 
 fn bytes_of(code: &[u32]) -> &[u8] {
@@ -147,6 +161,19 @@ mod tests {
         assert_eq!(number_before(&[&[READ][..], &[MOV; BEFORE]].concat()), None);
         // A number that no call has.
         assert_eq!(number_before(&[0xd29f_ffe8]), None);
+    }
+
+    /// A linker may put it into the segment of the code.
+    static CONSTANT: [u32; 4] = [BRANCH, READ, SVC, CHECKS[0]];
+
+    #[test]
+    fn a_constant_behind_all_functions_is_no_site() {
+        let modules = modules();
+        let program = modules.iter().find(|module| module.name.is_empty()).unwrap();
+        let constant = CONSTANT.as_ptr() as usize..CONSTANT.as_ptr_range().end as usize;
+        assert_eq!(std::hint::black_box(&CONSTANT)[2], SVC);
+        assert!(!program.sites().iter().any(|site| constant.contains(&site.address)));
+        assert!(!program.sites().is_empty());
     }
 
     #[test]
