@@ -95,7 +95,8 @@ pub fn space(lab: &Lab) -> Result<PathBuf> {
 /// None of its programs runs here, so packages are only unpacked.
 fn system(lab: &Lab, processor: Processor) -> Result<Option<PathBuf>> {
     const PACKAGES: &str = "busybox-static,bash,dash,coreutils,util-linux,mount,procps,debianutils,\
-                            python3-minimal,libpython3-stdlib,libstdc++6,kmod,gcc,libc6-dev,elfutils";
+                            python3-minimal,libpython3-stdlib,libstdc++6,kmod,gcc,libc6-dev,\
+                            elfutils";
     if processor == Processor::X86 {
         return Ok(None);
     }
