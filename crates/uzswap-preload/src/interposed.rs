@@ -193,7 +193,10 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
     asked(count.saturating_mul(each), true);
     type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
-    let next = CALLOC.get(__libc_calloc as Calloc as usize);
+    // While this thread searches for a function, `dlsym` would get memory of an allocator whose
+    // `calloc` may call `malloc`, which may be that function.
+    let is_searching = thread_locals::is_searching();
+    let next = if is_searching { 0 } else { CALLOC.get(__libc_calloc as Calloc as usize) };
     if next == 0 {
         return refuse();
     }
