@@ -84,14 +84,13 @@ const ARM_DEVICE: [&str; 5] = [
     "run::the_command",
 ];
 /// Others take many minutes each in emulation.
-const ARM_IN_PROCESS: [&str; 7] = [
+const ARM_IN_PROCESS: [&str; 6] = [
     "calls/patching",
     "calls/stopping",
     "in_process::a_call_whose_memory_is_out",
     "in_process::an_ordinary_user",
     "executed",
     "seen",
-    "taken_over",
 ];
 const ARM_ENGINE: [&str; 2] = ["engine/lib", "ranges/lib"];
 /// Tests with one CPU and 512 MiB.
