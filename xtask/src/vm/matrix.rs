@@ -34,7 +34,8 @@ builds without it (`CONFIG_BLK_DEV_UBLK is not set`). cgroup v1 has no row: the 
 *arm64*: aarch64, always emulated. Its programs are cross-built on x86-64, and *busybox* is a folder
 of Debian's arm64 packages there. *engine*: the unit tests of engine and range index. *small*: the
 listed tests with one CPU and 512 MiB. The emulator runs on x86-64 and orders memory as x86-64
-does, so it shows no reordering.
+does, so it shows no reordering. `taken_over` is not listed for it. Its test of threads that wait
+for a connection or a child did not end there within five minutes. The reason is not known yet.
 
 | kernel | cgroup | system | tests | passed | date |
 |---|---|---|---|---|---|
@@ -83,7 +84,7 @@ const ARM_DEVICE: [&str; 5] = [
     "run::signals_are_passed_on",
     "run::the_command",
 ];
-/// Others take many minutes each in emulation.
+/// Other programs of tests were not run there, or have parts that are of x86-64.
 const ARM_IN_PROCESS: [&str; 6] = [
     "calls/patching",
     "calls/stopping",
