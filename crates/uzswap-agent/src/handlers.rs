@@ -21,7 +21,7 @@ mod processor;
 
 use crate::signals::{KernelAction, OURS, never_blocked};
 use crate::{seen, stacks, stage, thread};
-use processor::{RED_ZONE, UserContext, go, go_back, leave, leave_in_place};
+use processor::{NOP, RED_ZONE, UserContext, go, go_back};
 use std::ptr;
 use uzswap_calls::{Call, CallFrame, CallRegisters, Patcher, raw};
 use uzswap_sys::fault_signals::Versioned;
@@ -213,7 +213,6 @@ unsafe fn deliver(
         stack: ptr::null(),
         mask,
         leave: leave_in_place(),
-        caller: interrupted.caller(),
     };
     let kernels = stacks::ours().filter(|_| stacks::is_on_ours(frame));
     let sp = interrupted.stack_pointer() as usize;
@@ -347,6 +346,20 @@ fn own_code() -> std::ops::Range<usize> {
     (&raw const __ehdr_start) as usize..(&raw const etext) as usize
 }
 
+/// The address to which a handler returns that ran on a copy.
+fn leave() -> u64 {
+    behind_nop(processor::leave_copy)
+}
+
+/// The address to which a handler returns that ran where the kernel had begun it.
+fn leave_in_place() -> u64 {
+    behind_nop(processor::leave_kernels)
+}
+
+fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
+    (leave as usize + NOP) as u64
+}
+
 /// How a handler is begun.
 #[repr(C)]
 pub struct Plan {
@@ -361,8 +374,6 @@ pub struct Plan {
     mask: u64,
     /// The address to which the handler returns.
     leave: u64,
-    /// The frame pointer of the interrupted code.
-    caller: u64,
 }
 
 /// Ends a handler that ran on a copy; returns the state to continue with.

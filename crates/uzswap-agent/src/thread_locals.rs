@@ -18,7 +18,6 @@ mod processor;
 use crate::stacks;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use uzswap_sys::processor::thread_pointer;
 use uzswap_tree::front::Front;
 
 /// The distance from a thread's block to the room for variables; 0 before this library has begun.
@@ -38,14 +37,15 @@ unsafe extern "C" {
     static __ehdr_start: libc::Elf64_Ehdr;
 }
 
-/// The distance from the thread pointer to the variables; 0 before [`prepare`]. In a thread without
-/// variables they get their first values. On aarch64 the caller has looked at the thread's mark.
-extern "C" fn distance_to_variables() -> isize {
+/// The distance from the calling thread's pointer to its variables; 0 before [`prepare`]. In a
+/// thread without variables they get their first values. On aarch64 the caller has looked at the
+/// thread's mark.
+extern "C" fn distance_to_variables(thread: usize) -> isize {
     let distance = ROOM.load(Relaxed);
     if distance == 0 {
         return 0;
     }
-    let room = thread_pointer() as isize + distance;
+    let room = thread as isize + distance;
     // SAFETY: the room is this thread's alone, and aligned to a header.
     let has_begun = unsafe { &*(room as *const AtomicU64) };
     if has_begun.load(Relaxed) == 0 {

@@ -112,6 +112,7 @@ impl Patcher {
     /// The start and number of a call whose `syscall` ends at an address, there or in its stub, if
     /// it was replaced and its number is known. A thread that continues at that start repeats the
     /// call. Safe in a signal handler.
+    #[cfg(target_arch = "x86_64")]
     pub fn call_before(behind: usize) -> Option<(usize, u32)> {
         let stub = Self::resume_at(behind.wrapping_sub(SYSCALL.len()))? - RESUME;
         // SAFETY: a stub of ours, which is never freed.

@@ -16,6 +16,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
+use uzswap_sys::thread_memory::own_block;
 
 /// The time that threads may take to stop.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -102,8 +103,7 @@ const fn turn_of(word: u64) -> u32 {
 pub fn stay(stack: usize) -> Option<WaitedCall> {
     let turn = turn_of(STAYING.load(SeqCst));
     let thread = rustix::thread::gettid().as_raw_nonzero().get();
-    // SAFETY: takes nothing.
-    let block = unsafe { libc::pthread_self() } as usize;
+    let block = own_block();
     let staying = Staying { thread, stack, block };
     let mut node = Node { staying, call: Cell::new(None), before: 0 };
     if turn.is_multiple_of(2) || !arrive(turn, &mut node) {

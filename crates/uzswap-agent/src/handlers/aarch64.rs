@@ -95,11 +95,6 @@ impl UserContext {
         self.registers[0] as i64
     }
 
-    /// The frame pointer.
-    pub fn caller(&self) -> u64 {
-        self.registers[29]
-    }
-
     /// The record that tells where further records are, if there are any.
     ///
     /// # Safety
@@ -217,7 +212,9 @@ pub unsafe extern "C" fn go(plan: *const Plan) -> ! {
         "mov sp, x9",
         "ldp x21, x22, [x19, #16]",
         "ldp x23, x0, [x19, #32]",
-        "ldp x30, x29, [x19, #56]",
+        "ldr x30, [x19, #56]",
+        // The frame pointer of the interrupted code.
+        "ldr x29, [x22, {frame_pointer}]",
         // From here on a handler may begin on the stack that we were on, but none does before the
         // mask has been read.
         "cbz x0, 2f",
@@ -237,6 +234,7 @@ pub unsafe extern "C" fn go(plan: *const Plan) -> ! {
         // A function may be reached by a branch through this register alone (BTI).
         "mov x16, x23",
         "br x16",
+        frame_pointer = const offset_of!(UserContext, registers) + 29 * 8,
         sigaltstack = const libc::SYS_sigaltstack,
         sigprocmask = const libc::SYS_rt_sigprocmask,
         set = const libc::SIG_SETMASK,
@@ -258,12 +256,15 @@ pub unsafe extern "C" fn go_back(context: *mut UserContext) -> ! {
     )
 }
 
+/// Bytes of a `nop`.
+pub const NOP: usize = 4;
+
 /// A handler returns here, with the stack at its frame. Unwinders find the interrupted frame from
 /// here: 96 is the number of its instruction for the compiler's unwinder.
 macro_rules! leave {
     ($name:ident, $end:ident) => {
         #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 ".cfi_signal_frame",
@@ -294,20 +295,6 @@ macro_rules! leave {
             )
         }
     };
-}
-
-/// The address to which a handler returns that ran on a copy.
-pub fn leave() -> u64 {
-    behind_nop(leave_copy)
-}
-
-/// The address to which a handler returns that ran where the kernel had begun it.
-pub fn leave_in_place() -> u64 {
-    behind_nop(leave_kernels)
-}
-
-fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
-    leave as usize as u64 + 4
 }
 
 leave!(leave_copy, end);

@@ -26,7 +26,6 @@ pub struct UserContext {
 const RSP: usize = 15;
 const RIP: usize = 16;
 const RAX: usize = 13;
-const RBP: usize = 10;
 const FLAGS: usize = 17;
 
 /// The place in [`CallRegisters::general`] of each of [`UserContext::registers`].
@@ -64,11 +63,6 @@ impl UserContext {
     /// The result of a system call.
     pub fn result(&self) -> i64 {
         self.registers[RAX] as i64
-    }
-
-    /// The frame pointer.
-    pub fn caller(&self) -> u64 {
-        self.registers[RBP]
     }
 
     /// Bytes of the processor's extended state, which the kernel has written within that state.
@@ -244,12 +238,15 @@ pub unsafe extern "C" fn go_back(context: *mut UserContext) -> ! {
     )
 }
 
+/// Bytes of a `nop`.
+pub const NOP: usize = 1;
+
 /// A handler returns here, with the stack at its [`UserContext`]. Unwinders find the interrupted
 /// frame from here, as they do from the C library's own.
 macro_rules! leave {
     ($name:ident, $end:ident) => {
         #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
+        pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 ".cfi_signal_frame",
@@ -285,20 +282,6 @@ macro_rules! leave {
             )
         }
     };
-}
-
-/// The address to which a handler returns that ran on a copy.
-pub fn leave() -> u64 {
-    behind_nop(leave_copy)
-}
-
-/// The address to which a handler returns that ran where the kernel had begun it.
-pub fn leave_in_place() -> u64 {
-    behind_nop(leave_kernels)
-}
-
-fn behind_nop(leave: unsafe extern "C" fn()) -> u64 {
-    leave as usize as u64 + 1
 }
 
 leave!(leave_copy, end);

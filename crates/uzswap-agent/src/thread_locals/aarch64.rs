@@ -121,6 +121,7 @@ unsafe extern "C" fn find() {
         ".irp number, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31",
         "str q\\number, [sp, #160 + 16 * \\number]",
         ".endr",
+        "mrs x0, tpidr_el0",
         "bl {make}",
         ".irp number, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
         "ldr q\\number, [sp, #160 + 16 * \\number]",

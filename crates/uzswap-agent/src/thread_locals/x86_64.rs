@@ -17,10 +17,11 @@ struct Index {
 /// Replaces `__tls_get_addr` in this library.
 #[unsafe(no_mangle)]
 extern "C" fn __wrap___tls_get_addr(index: &Index) -> isize {
-    match distance_to_variables() {
+    let thread = thread_pointer();
+    match distance_to_variables(thread) {
         // SAFETY: the index is the linker's, of a variable of this library.
         0 => unsafe { __real___tls_get_addr(index) },
-        distance => thread_pointer() as isize + distance + index.offset,
+        distance => thread as isize + distance + index.offset,
     }
 }
 

@@ -25,14 +25,6 @@ const AGAIN: u32 = 0x1000_0050;
 const JUMP: u32 = 0xd61f_0220;
 const BRANCH: u32 = 0x1400_0000;
 
-/// The number is not in the code.
-///
-/// # Safety
-/// None.
-pub unsafe fn number_in(_stub: usize) -> Option<u32> {
-    None
-}
-
 /// The code of a site's stub ([`crate::entry`]).
 pub fn stub_code(site: &Site, stub: usize) -> [u8; STUB] {
     const ENTRY: usize = 40;
