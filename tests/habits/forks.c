@@ -189,12 +189,22 @@ static int read_borrowed(void *at) {
 }
 static pid_t clone_cleared(int flags, int (*work)(void *), unsigned char *stack) {
     unsigned long given[11] = { flags | 1UL << 32, 0, 0, 0, SIGCHLD, (unsigned long)stack, MIB };
+#ifdef __x86_64__
     register void *at __asm__("r8") = memory + 5 * PAGE;
     long child = SYS_clone3;
     __asm__ volatile("syscall; test %%rax, %%rax; jnz 1f; mov %%r8, %%rdi; call *%%rdx;"
                      "mov %%eax, %%edi; mov $231, %%eax; syscall; 1:"
                      : "+a"(child) : "D"(given), "S"(sizeof given), "d"(work), "r"(at)
                      : "rcx", "r11", "memory");
+#else
+    register long number __asm__("x8") = SYS_clone3;
+    register long child __asm__("x0") = (long)given;
+    register long size __asm__("x1") = sizeof given;
+    register void *at __asm__("x9") = memory + 5 * PAGE;
+    __asm__ volatile("svc #0; cbnz x0, 1f; mov x0, x9; blr %2; mov x8, #94; svc #0; 1:"
+                     : "+r"(child) : "r"(size), "r"(work), "r"(at), "r"(number)
+                     : "x30", "memory");
+#endif
     if (child == -ENOSYS) return clone(work, stack + MIB, flags | SIGCHLD, at);
     return child;
 }
@@ -397,6 +407,7 @@ static int shared_memory_before(void) { return share_with(CLONE_VM | SIGCHLD, 0)
 static int shared_as_thread_before(void) { return share_with(ALL | CLONE_THREAD, 0); }
 
 // The register that points to thread-local variables has another value for a while.
+#ifdef __x86_64__
 static int other_block(void) {
     static unsigned long block[2 * PAGE];
     unsigned long own, sum = 0;
@@ -409,10 +420,14 @@ static int other_block(void) {
     for (long at = 0; at < LENT; at += PAGE) sum = sum * 31 + lent[at + 8];
     // This does without the C library, whose errno is among these variables.
     long number = SYS_arch_prctl;
-    __asm__ volatile("syscall" : "+a"(number) : "D"(0x1002L), "S"(own) : "rcx", "r11", "memory");
+    number = own_call(number, 0x1002, own, 0, 0, 0, 0);
     printf("%lx, %ld\n", sum, number);
     return 0;
 }
+#else
+// A thread of aarch64 sets it without a call, and its first bytes are the program's.
+static int other_block(void) { grow(); return 0; }
+#endif
 
 // Our threads must not have a stack where the program might map memory, also in a child.
 static int stacks_between(void) {

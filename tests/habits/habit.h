@@ -16,6 +16,7 @@
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "../processor.h"
 
 enum { PAGE = 4096, MIB = 1 << 20 };
 

@@ -195,10 +195,14 @@ static int kinds(void) {
 }
 
 // Memory below 2 GiB, where a garbage collector has its heap and its code.
+#ifndef MAP_32BIT
+#define MAP_32BIT 0
+#endif
 static int low(void) {
     grow();
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, is_watched = getenv("UZSWAP_TREE") != NULL;
-    unsigned char *memory = mmap(NULL, 8 * MIB, ACCESS, flags, -1, 0);
+    // A processor without the flag places it by a hint.
+    unsigned char *memory = mmap((void *)(1L << 30), 8 * MIB, ACCESS, flags, -1, 0);
     if (memory == MAP_FAILED) return 2;
     memset(memory, 7, 8 * MIB);
     int stays = is_watched && !send_out(memory, 8 * MIB);
@@ -444,15 +448,24 @@ static int code(void) {
 
 // Code with a system call in it, which the program made writable before the takeover. It must not
 // change.
+#ifdef __x86_64__
 asm(".text; .balign 4096\n"
     "own_write: .cfi_startproc; mov $1, %eax; syscall; ret; .cfi_endproc\n"
     "own_number: .cfi_startproc; mov $1, %eax; ret; .cfi_endproc; .balign 4096");
+static const unsigned char seven[] = { 0xb8, 7, 0, 0, 0 };
+#else
+asm(".text; .balign 4096\n"
+    "own_write: .cfi_startproc; mov x8, #64; svc #0; ret; .cfi_endproc\n"
+    "own_number: .cfi_startproc; mov w0, #1; ret; .cfi_endproc; .balign 4096");
+static const unsigned char seven[] = { 0xe0, 0, 0x80, 0x52 };
+#endif
 long own_write(int, const char *, long) __attribute__((visibility("hidden")));
 int own_number(void) __attribute__((visibility("hidden")));
 static int own_code(void) {
     if (mprotect((void *)own_write, PAGE, PROT_READ | PROT_WRITE | PROT_EXEC)) return 1;
     grow();
-    ((volatile char *)own_number)[1] = 7;
+    memcpy((void *)own_number, seven, sizeof seven);
+    __builtin___clear_cache((char *)own_number, (char *)own_number + sizeof seven);
     printf("%d\n", own_number());
     fflush(stdout);
     return own_write(1, "written\n", 8) != 8;
@@ -462,22 +475,31 @@ static int own_code(void) {
 // takeover.
 enum { FUNCTIONS = 3072 };
 static unsigned char *written[2];
+// Each function lies in two pages.
+#ifdef __x86_64__
+enum { BEFORE_END = PAGE - 3 };
+static void write_function(unsigned char *start, int number) {
+    start[0] = 0xb8, memcpy(start + 1, &number, 4), start[5] = 0xc3;
+}
+#else
+enum { BEFORE_END = PAGE - 4 };
+static void write_function(unsigned char *start, int number) {
+    unsigned code[] = { 0x52800000 | (unsigned)number << 5, 0xd65f03c0 };
+    memcpy(start, code, sizeof code);
+    __builtin___clear_cache((char *)start, (char *)start + sizeof code);
+}
+#endif
 static void write_functions(int part) {
     unsigned char *at = mmap(NULL, FUNCTIONS * PAGE, ACCESS | PROT_EXEC,
                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) abort();
-    // Each function lies in two pages.
-    for (int i = 0; i < FUNCTIONS; i += 2) {
-        unsigned char *start = at + i * PAGE + PAGE - 3;
-        int number = i + part;
-        start[0] = 0xb8, memcpy(start + 1, &number, 4), start[5] = 0xc3;
-    }
+    for (int i = 0; i < FUNCTIONS; i += 2) write_function(at + i * PAGE + BEFORE_END, i + part);
     written[part] = at;
 }
 static long call_functions(int part) {
     long sum = 0;
     for (int i = 0; i < FUNCTIONS; i += 2) {
-        unsigned char *start = written[part] + i * PAGE + PAGE - 3;
+        unsigned char *start = written[part] + i * PAGE + BEFORE_END;
         sum += ((int (*)(void))start)();
     }
     return sum;
@@ -532,7 +554,7 @@ static char is_dispatched;
 static void dispatch(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)info;
     is_dispatched = 0;
-    ((ucontext_t *)context)->uc_mcontext.gregs[REG_RAX] = 777;
+    ANSWER_OF(context) = 777;
 }
 static int dispatched(void) {
     unsigned char *memory = map(8 * MIB);

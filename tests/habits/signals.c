@@ -82,9 +82,7 @@ static int places(void) {
 static int early_stack(void) {
     unsigned char *stack = map(65536), *memory = map(MIB);
     stack_t given = { .ss_sp = stack, .ss_size = 65536 }, now;
-    long answer;
-    __asm__ volatile("syscall" : "=a"(answer) : "0"((long)SYS_sigaltstack), "D"(&given), "S"(0L)
-                     : "rcx", "r11", "memory");
+    long answer = own_call(SYS_sigaltstack, (long)&given, 0, 0, 0, 0, 0);
     set(SIGUSR1, SA_ONSTACK, say_place);
     memset(memory, 3, MIB);
     grow();
@@ -288,7 +286,7 @@ static int cancels_anywhere(void) {
 static volatile long at;
 static void tell(int signal, siginfo_t *info, void *context) {
     (void)info;
-    at = ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    at = NEXT_OF(context);
     count += signal != 0;
 }
 static long beginning_of(void *function) { return (long)function; }

@@ -108,7 +108,7 @@ static long on_waits(long call, struct given *given) {
         put(given, &of, sizeof of);
         return poll((struct pollfd *)given->at, 1, 0) < 0 ? -1 : 0;
     }
-    case SELECTS: put(given, &(struct timeval){0, 1000}, sizeof(struct timeval)); return syscall(SYS_select, 0, NULL, NULL, NULL, given->at);
+    case SELECTS: put(given, &(struct timeval){0, 1000}, sizeof(struct timeval)); return syscall(SYS_select, 0, NULL, NULL, NULL, given->at, NULL);
     case EPOLLS:
         file = epoll_create1(EPOLL_CLOEXEC);
         int counter = eventfd(1, EFD_CLOEXEC);

@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "../processor.h"
 
 /* Newer than some C libraries. */
 #ifndef SYS_close_range

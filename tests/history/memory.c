@@ -13,8 +13,13 @@ long load_or_fail(const void *at, uint64_t *value);
 long store_or_fail(void *at, uint64_t value);
 asm(".text\n"
     ".globl load_or_fail, store_or_fail, load_site, store_site, failed_site\n"
+#ifdef __x86_64__
     "load_or_fail:\nload_site:\n mov (%rdi), %rax\n mov %rax, (%rsi)\n xor %eax, %eax\n ret\n"
     "store_or_fail:\nstore_site:\n mov %rsi, (%rdi)\n xor %eax, %eax\n ret\n"
+#else
+    "load_or_fail:\nload_site:\n ldr x2, [x0]\n str x2, [x1]\n mov x0, #0\n ret\n"
+    "store_or_fail:\nstore_site:\n str x1, [x0]\n mov x0, #0\n ret\n"
+#endif
     "failed_site:\n ret\n");
 
 long peek(const void *at, uint64_t *value) {
@@ -25,12 +30,11 @@ long poke(void *at, uint64_t value) {
 }
 
 static void on_fault(int number, siginfo_t *info, void *context) {
-    greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
-    char *at = (char *)registers[REG_RIP];
+    char *at = (char *)NEXT_OF(context);
     if (at != load_site && at != store_site) end("a fault of its own, where none is", 97);
-    if (info->si_addr != (void *)registers[REG_RDI]) end("a fault at another address", 97);
-    registers[REG_RIP] = (greg_t)failed_site;
-    registers[REG_RAX] = number << 8 | (info->si_code & 0xff);
+    if (info->si_addr != (void *)FIRST_OF(context)) end("a fault at another address", 97);
+    NEXT_OF(context) = (long)failed_site;
+    ANSWER_OF(context) = number << 8 | (info->si_code & 0xff);
 }
 
 void catch_faults(int flags) {

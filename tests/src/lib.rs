@@ -82,6 +82,9 @@ pub fn output_and_peak(command: &mut Command) -> (Output, u64) {
 /// Before glibc 2.34, functions of the C library are in these libraries, too.
 pub const OLD_LIBRARIES: [&str; 2] = ["-ldl", "-lrt"];
 
+/// The start of a C program with a system call instruction of its own.
+pub const OWN_CALL: &str = include_str!("../processor.h");
+
 /// Compiles a program in C to FOLDER/program.
 pub fn compile(folder: &Path, text: &str, options: &[&str]) {
     fs::write(folder.join("program.c"), text).expect("room for a file");

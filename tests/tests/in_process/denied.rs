@@ -2,7 +2,6 @@
 //! does. Pages then leave by guards or by page protection. Where a filter denies these too, the
 //! command runs without uzswap.
 
-#![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -12,21 +11,27 @@ use std::process::Output;
 use uzswap_tests::{as_nobody, compile, forking_heap, functions_in_c, is_full};
 
 /// Runs a program under Docker's default profile for a container without capabilities (moby,
-/// profiles, seccomp/default.json of 2026). On x86-64 it denies this list and `clone` of
-/// namespaces, and answers `clone3` as if that did not exist. A further argument denies a single
-/// call, instead of the list or besides it.
+/// profiles, seccomp/default.json of 2026). It denies this list and `clone` of namespaces, and
+/// answers `clone3` as if that did not exist. A further argument denies a single call, instead of
+/// the list or besides it.
 const FILTER: &str = r#"
 import ctypes, os, struct, sys
 calls = ctypes.CDLL(None, use_errno=True)
 LOAD, EQUALS, HAS, RETURN = 0x20, 0x15, 0x45, 0x06
 DENIED, ABSENT, ALLOWED = 0x00050001, 0x00050026, 0x7fff0000
-CLONE, CLONE3, NAMESPACES = 56, 435, 0x7e020000
-denied = [103, 134, 136, 139, 153, 155, 156, 161, *range(163, 186), 212, 227, 236, 237, 238, 239,
-          246, 248, 249, 250, 256, 272, 279, 298, 300, 304, 308, 312, 313, 320, 321, 323,
-          *range(425, 434), 438, 440, 442, 443, 450]
+CLONE3, NAMESPACES = 435, 0x7e020000
+if os.uname().machine == 'x86_64':
+    CLONE, PWRITE64, USERFAULTFD = 56, 18, 323
+    denied = [103, 134, 136, 139, 153, 155, 156, 161, *range(163, 186), 212, 227, 236, 237, 238,
+              239, 246, 248, 249, 250, 256, 272, 279, 298, 300, 304, 308, 312, 313, 320, 321]
+else:
+    CLONE, PWRITE64, USERFAULTFD = 220, 68, 282
+    denied = [18, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 142, 161, 162, 170,
+              217, 218, 219, 224, 225, *range(235, 240), 241, 262, 265, 268, 272, 273, 280, 294]
+denied += [USERFAULTFD, *range(425, 434), 438, 440, 442, 443, 450]
 which, command = sys.argv[1], sys.argv[2:]
-if which == 'userfaultfd': denied = [323]
-if which == 'pwrite64': denied += [18]
+if which == 'userfaultfd': denied = [USERFAULTFD]
+if which == 'pwrite64': denied += [PWRITE64]
 steps = [(LOAD, 0, 0, 0)]
 for number in denied: steps += [(EQUALS, 0, 1, number), (RETURN, 0, 0, DENIED)]
 steps += [(EQUALS, 0, 1, CLONE3), (RETURN, 0, 0, ABSENT), (EQUALS, 0, 3, CLONE), (LOAD, 0, 0, 16)]

@@ -12,7 +12,6 @@
 //! a fault. `unmended` has the operations that are left out. A failing test prints the seed and the
 //! reduced history.
 
-#![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "histories/generate.rs"]

@@ -8,7 +8,7 @@ use object::{Endianness, Object, ObjectSymbol};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-use uzswap_tests::{as_nobody, compile, program};
+use uzswap_tests::{OWN_CALL, as_nobody, compile, program};
 
 /// A folder with a C program, and its library if `library` has text.
 fn folder(text: &str, library: &str) -> tempfile::TempDir {
@@ -534,15 +534,11 @@ fn the_agent_opens_files_and_asks_the_time_by_no_function_that_a_program_may_hav
 /// A library that defines functions of the C library. None may be called.
 const OTHER_FUNCTIONS: &str = r#"
 #define CALL(function) long function(void) { end(#function); }
-static long kernel(long number, long a, long b, long c) {
-    __asm__ volatile("syscall" : "+a"(number) : "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
-    return number;
-}
 static void end(const char *function) {
     long bytes = 0;
     while (function[bytes]) bytes++;
-    kernel(1, 2, (long)function, bytes);
-    for (;;) kernel(231, 3, 0, 0);
+    own_call(SYS_write, 2, (long)function, bytes, 0, 0, 0);
+    for (;;) own_call(SYS_exit_group, 3, 0, 0, 0, 0, 0);
 }
 CALL(open) CALL(open64) CALL(close) CALL(read) CALL(readv) CALL(pread) CALL(pread64) CALL(readlink)
 CALL(write) CALL(writev) CALL(pwrite64) CALL(fstat) CALL(fstat64) CALL(stat64) CALL(lstat64)
@@ -576,7 +572,7 @@ int main(void) {
 #[test]
 fn functions_of_the_program_s_libraries_are_called_by_the_program_alone() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    fs::write(folder.path().join("library.c"), OTHER_FUNCTIONS).unwrap();
+    fs::write(folder.path().join("library.c"), [OWN_CALL, OTHER_FUNCTIONS].concat()).unwrap();
     make_library(folder.path(), "library.c", "library.so");
     compile(folder.path(), GROWING, &["-Wl,--no-as-needed", "./library.so"]);
     let output = run(folder.path(), "32M", &["./program"]);

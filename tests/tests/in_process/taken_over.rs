@@ -81,6 +81,9 @@ fn a_program_whose_first_thread_has_ended_is_taken_over() {
 /// number in the code. Another call has its number in a register, like all waiting calls of glibc
 /// since 2.41.
 const WAITING: &str = r#"
+#ifndef SYS_pause
+#define SYS_pause SYS_ppoll, NULL, 0L, NULL, NULL
+#endif
 static volatile int is_done;
 static __thread volatile int has_rung;
 static void ring(int number) { has_rung = 1; }
@@ -145,7 +148,7 @@ def wait(name, call, *arguments):
     def make():
         answer = call(*arguments)
         answers[name] = (answer, os.strerror(ctypes.get_errno()) if answer < 0 else '')
-    thread = threading.Thread(target=make)
+    thread = threading.Thread(target=make, daemon=True)
     thread.start()
     return thread
 threads = [
@@ -182,7 +185,8 @@ fn a_thread_that_waits_for_a_connection_or_a_child_loses_none() {
 const ALARMS: &str = r#"
 import ctypes, errno, os, signal, threading, time
 calls = ctypes.CDLL(None, use_errno=True)
-SIGMASK, BUS = 14, ctypes.c_uint64(1 << signal.SIGBUS - 1)
+SIGMASK = 14 if os.uname().machine == 'x86_64' else 135
+BUS = ctypes.c_uint64(1 << signal.SIGBUS - 1)
 done, holds = threading.Event(), threading.Event()
 def hold_out():
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use uzswap_tests::{as_nobody, compile};
+use uzswap_tests::{OWN_CALL, as_nobody, compile};
 
 /// The lines of standard error.
 fn said(output: &Output) -> Vec<String> {
@@ -143,13 +143,8 @@ static char *map(long bytes) {
 }
 #else
 static char *map(long bytes) {
-    long result = SYS_mmap;
-    register long flags __asm__("r10") = MAP_PRIVATE | MAP_ANONYMOUS;
-    register long file __asm__("r8") = -1;
-    register long offset __asm__("r9") = 0;
-    __asm__ volatile("syscall" : "+a"(result) : "D"(0L), "S"(bytes), "d"(PROT_READ | PROT_WRITE), "r"(flags),
-                     "r"(file), "r"(offset) : "rcx", "r11", "memory");
-    return (char *)result;
+    long protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    return (char *)own_call(SYS_mmap, 0, bytes, protection, flags, -1, 0);
 }
 #endif
 int main(void) {
@@ -171,7 +166,7 @@ int main(void) {
 fn a_program_that_takes_memory_past_the_c_library_is_named_or_kept_small() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let run = |flags: &[&str], reason: &str| {
-        compile(folder.path(), OWN_CALLS, &[&["-O1"], flags].concat());
+        compile(folder.path(), &[OWN_CALL, OWN_CALLS].concat(), &[&["-O1"], flags].concat());
         let mut command = as_nobody(folder.path());
         command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "24M"]);
         check(&command.arg(folder.path().join("program")).output().unwrap(), reason);
@@ -404,15 +399,15 @@ fn a_second_filter_comes_below_the_first_one() {
 
 #[test]
 fn a_program_in_an_emulator_leaves_its_memory_to_that() {
-    const EMULATOR: &str = "/usr/bin/qemu-x86_64";
-    if !Path::new(EMULATOR).exists() {
+    let emulator = format!("/usr/bin/qemu-{}", std::env::consts::ARCH);
+    if !Path::new(&emulator).exists() {
         return println!("skipped: there is no qemu-user");
     }
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), SHARING, &["-O1"]);
     let mut command = as_nobody(folder.path());
     command.args(["timeout", "--signal=KILL", "60"]).arg(folder.path().join("uzswap"));
-    command.args(["run", "--in-process", "--memory", "32M", EMULATOR]);
+    command.args(["run", "--in-process", "--memory", "32M", &emulator]);
     let output = command.arg(folder.path().join("program")).output().unwrap();
     check(&output, "memory of 1 processes was kept small");
     let reason = "an emulator makes its system calls (qemu-user, valgrind, proot)";

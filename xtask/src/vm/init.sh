@@ -5,6 +5,7 @@ export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+ifconfig lo 127.0.0.1 up
 while read module; do insmod /$module; done < /modules/order
 
 disk() {
