@@ -169,7 +169,13 @@ pub fn is_stream(file: i32) -> bool {
 pub fn moves_nothing_by_error(call: &Call) -> bool {
     let file = call.arguments[0] as i32;
     match call.number as libc::c_long {
-        older::SYS_poll | older::SYS_epoll_wait | libc::SYS_futex => true,
+        older::SYS_poll
+        | libc::SYS_ppoll
+        | older::SYS_epoll_wait
+        | libc::SYS_epoll_pwait
+        | libc::SYS_futex => true,
+        // Its first argument is a queue, whose number may be that of a file, too.
+        libc::SYS_msgrcv => false,
         _ => is_stream(file) || is_moved_whole(file),
     }
 }

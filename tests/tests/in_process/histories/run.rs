@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use uzswap_tests::{nobody, place_programs};
+use uzswap_tests::{nobody, place_programs, slowness};
 
 /// The budget of a run: less than a history grows by.
 const MEMORY: &str = "32M";
@@ -37,11 +37,27 @@ pub struct Transcript {
     pub has_left: bool,
 }
 
+/// The command in a new namespace of queues.
+fn in_own_queues(command: &Command) -> Command {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--ipc", "--"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => unshare.env(name, value),
+            None => unshare.env_remove(name),
+        };
+    }
+    unshare
+}
+
 /// The programs, in a folder that all users may write.
 pub struct Rig {
     folder: TempDir,
     /// The number of processors that uzswap assumes; `None` for the real number.
     cpus: Option<u32>,
+    /// True if each run has its own namespace of queues, as a container has. Their numbers begin at
+    /// 0 there, and are those of files, too.
+    has_own_queues: bool,
 }
 
 impl Rig {
@@ -60,7 +76,10 @@ impl Rig {
         compile("history", &parts, &[]);
         compile("deny", &["deny"], &[]);
         compile("library.so", &["library"], &["-shared", "-fPIC"]);
-        Self { folder, cpus: None }
+        let mut unshare = Command::new("unshare");
+        let tried = unshare.args(["--ipc", "true"]).stderr(Stdio::null()).status();
+        let has_own_queues = tried.is_ok_and(|status| status.success());
+        Self { folder, cpus: None, has_own_queues }
     }
 
     /// Sets the number of processors.
@@ -79,6 +98,9 @@ impl Rig {
         fs::copy(self.path("library.so"), work.path().join("library.so")).unwrap();
         fs::write(work.path().join("history"), history).unwrap();
         let mut command = nobody();
+        if self.has_own_queues {
+            command = in_own_queues(&command);
+        }
         if way == Setup::Denied {
             command.arg(self.path("deny"));
         }
@@ -110,7 +132,7 @@ impl Rig {
             let status = loop {
                 match child.try_wait().unwrap() {
                     Some(status) => break Some(status),
-                    None if began.elapsed() > PATIENCE => break None,
+                    None if began.elapsed() > PATIENCE * slowness() => break None,
                     None => std::thread::sleep(Duration::from_millis(5)),
                 }
             };
