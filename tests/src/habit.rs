@@ -1,6 +1,6 @@
 //! Programs in `habits/`: compiled into a folder of their own, and run there.
 
-use crate::{OLD_LIBRARIES, as_nobody};
+use crate::{OLD_LIBRARIES, as_nobody, seconds};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -18,7 +18,7 @@ pub fn habit_folder(program: &str, options: &[&str]) -> tempfile::TempDir {
 /// Runs a shell command as nobody, if this is root. Kills it if it hangs.
 pub fn run_habit(folder: &Path, command: &str) -> Output {
     let mut run = as_nobody(folder);
-    run.args(["timeout", "--signal=KILL", "120", "sh", "-c", command]);
+    run.args(["timeout", "--signal=KILL", &seconds(120), "sh", "-c", command]);
     run.current_dir(folder).output().expect("setpriv, timeout and a shell")
 }
 

@@ -190,7 +190,8 @@ pub fn seconds(count: u32) -> String {
     (count * slowness()).to_string()
 }
 
-fn slowness() -> u32 {
+/// The factor.
+pub fn slowness() -> u32 {
     std::env::var("UZSWAP_TEST_SLOWNESS").map_or(1, |text| text.parse().expect("a number"))
 }
 

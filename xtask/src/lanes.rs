@@ -15,6 +15,7 @@
 
 use crate::{Result, cross};
 use std::collections::VecDeque;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
@@ -41,6 +42,14 @@ const LONGEST: [&str; 9] = [
     "histories",
     "processes",
 ];
+
+/// Tests of a program that run at a time where there are fewer CPUs: most tests of in-process wait
+/// half of their time.
+const THREADS: usize = 4;
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
 
 /// The tests in documents.
 const DOCUMENTS: &str = "cargo test --workspace --doc --quiet";
@@ -157,6 +166,9 @@ impl TestProgram {
         command.args(&self.arguments).current_dir(&self.folder).stdin(Stdio::null());
         if self.lane != Lane::Alone {
             command.env(BESIDE, "1");
+        }
+        if self.lane == Lane::Beside {
+            command.env("RUST_TEST_THREADS", THREADS.max(cpus()).to_string());
         }
         let output = command.output().map_err(|error| format!("{}: {error}", self.name))?;
         let text = String::from_utf8_lossy(&output.stdout);

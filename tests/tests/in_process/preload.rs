@@ -8,7 +8,7 @@ use object::{Endianness, Object, ObjectSymbol};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
-use uzswap_tests::{OWN_CALL, as_nobody, compile, program};
+use uzswap_tests::{OWN_CALL, as_nobody, compile, program, seconds};
 
 /// A folder with a C program, and its library if `library` has text.
 fn folder(text: &str, library: &str) -> tempfile::TempDir {
@@ -33,7 +33,7 @@ fn make_library(folder: &Path, text: &str, name: &str) {
 /// Runs a command in this memory, as nobody if this is root. Kills it if it hangs.
 fn run(folder: &Path, memory: &str, command: &[&str]) -> Output {
     let mut run = as_nobody(folder);
-    run.args(["timeout", "--signal=KILL", "60"]);
+    run.args(["timeout", "--signal=KILL", &seconds(60)]);
     run.arg(folder.join("uzswap")).args(["run", "--in-process", "--memory", memory, "--"]);
     run.args(command).current_dir(folder).output().unwrap()
 }
@@ -503,14 +503,14 @@ fn threads_of_ours_have_room_beside_large_variables_of_each_thread() {
 /// Functions that the agent imports. A library of the program may define the same functions. The
 /// library's function would then run in our threads, for which no memory may be out.
 const IMPORTS: &str = "
-    memcmp bcmp memcpy memmove memset strlen
+    memcmp bcmp memcpy memmove memset strlen strchr
     pthread_attr_destroy pthread_attr_init pthread_attr_setstack pthread_attr_setstacksize
     pthread_create pthread_detach pthread_getspecific pthread_join pthread_tryjoin_np
     pthread_key_create pthread_key_delete pthread_mutex_lock pthread_mutex_unlock
     pthread_once pthread_self pthread_setname_np pthread_setspecific pthread_sigmask
     __pthread_key_create __libc_current_sigrtmax __register_atfork __sigaction ssignal sysv_signal
     raise sigaddset sigdelset sigfillset sigismember abort exit
-    __errno_location environ getauxval gnu_get_libc_version
+    __errno_location environ __environ getauxval gnu_get_libc_version
     sched_getaffinity sched_getcpu sysconf
     _dl_find_object dl_iterate_phdr dlsym __tls_get_addr __cxa_finalize
     _ITM_deregisterTMCloneTable _ITM_registerTMCloneTable __gmon_start__

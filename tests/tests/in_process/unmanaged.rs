@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use uzswap_tests::{OWN_CALL, as_nobody, compile};
+use uzswap_tests::{OWN_CALL, as_nobody, compile, seconds};
 
 /// The lines of standard error.
 fn said(output: &Output) -> Vec<String> {
@@ -251,7 +251,7 @@ fn in_sandbox(folder: &Path, memory: &str, sandbox: &[&str]) -> Option<Output> {
         return None;
     }
     let mut command = as_nobody(folder);
-    command.args(["timeout", "--signal=KILL", "100"]).arg(folder.join("uzswap"));
+    command.args(["timeout", "--signal=KILL", &seconds(100)]).arg(folder.join("uzswap"));
     command.args(["run", "--in-process", "--memory", memory, "--"]).args(sandbox);
     Some(command.arg(folder.join("program")).output().unwrap())
 }
@@ -368,6 +368,9 @@ const FILTERED_AGAIN: &str = r#"
 static void grow(void) {
     for (int i = 0; i < 24; i++) memset(malloc(1 << 20), 1, 1 << 20);
 }
+#ifndef SYS_open
+#define SYS_open SYS_openat
+#endif
 int main(void) {
     struct sock_filter filter[] = { { 0x20, 0, 0, 0 }, { 0x15, 1, 0, SYS_open },
                                     { 0x15, 0, 1, SYS_openat },
@@ -406,7 +409,7 @@ fn a_program_in_an_emulator_leaves_its_memory_to_that() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     compile(folder.path(), SHARING, &["-O1"]);
     let mut command = as_nobody(folder.path());
-    command.args(["timeout", "--signal=KILL", "60"]).arg(folder.path().join("uzswap"));
+    command.args(["timeout", "--signal=KILL", &seconds(60)]).arg(folder.path().join("uzswap"));
     command.args(["run", "--in-process", "--memory", "32M", &emulator]);
     let output = command.arg(folder.path().join("program")).output().unwrap();
     check(&output, "memory of 1 processes was kept small");
