@@ -6,6 +6,7 @@
 
 use crate::release::{Dist, succeed};
 use crate::{Result, manual, output, wheel};
+use std::env;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -328,19 +329,34 @@ impl Sysroot {
     }
 
     fn cargo(&self) -> Command {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        let mut command = Command::new(env::var_os("CARGO").unwrap_or("cargo".into()));
         self.equip(&mut command);
         command
     }
 
     /// Makes cargo, and the programs that it runs, compile and link with this system.
+    ///
+    /// Cargo's variable for the linker would also hold for build scripts and macros, which run
+    /// here. Other builds of the repository have those in the same folder, without that linker. So
+    /// cargo would make all of them again each time. With `--target`, rustc's flags hold for the
+    /// target alone.
     fn equip(&self, command: &mut Command) {
-        let target = self.processor.target().replace('-', "_");
-        let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase());
-        [linker, format!("CC_{target}")]
-            .iter()
-            .for_each(|name| _ = command.env(name, &self.compiler));
+        let compiler = self.compiler.display();
+        let flags = flags(["CARGO_ENCODED_RUSTFLAGS", "RUSTFLAGS"].map(|name| env::var(name).ok()));
+        command.env("CARGO_ENCODED_RUSTFLAGS", format!("{flags}-Clinker={compiler}"));
+        command.env(format!("CC_{}", self.processor.target().replace('-', "_")), &self.compiler);
     }
+}
+
+/// The character by which cargo separates flags.
+const SEPARATOR: &str = "\x1f";
+
+/// The caller's flags for rustc, each with cargo's separator behind it. The first form, in which
+/// that separator is between them, has precedence.
+fn flags([encoded, plain]: [Option<String>; 2]) -> String {
+    let plain = || plain.map(|flags| flags.split_whitespace().collect::<Vec<_>>().join(SEPARATOR));
+    let flags = encoded.or_else(plain).filter(|flags| !flags.is_empty());
+    flags.map_or_else(String::new, |flags| flags + SEPARATOR)
 }
 
 /// Makes absolute links of that system lead to its own files.
@@ -419,4 +435,20 @@ fn write_compiler(root: &Path, processor: &Processor, compiler: &Path) -> Result
     );
     fs::write(compiler, text)?;
     Ok(fs::set_permissions(compiler, fs::Permissions::from_mode(0o755))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_of_the_caller_come_before_the_linker() {
+        let flags = |encoded: Option<&str>, plain: Option<&str>| {
+            flags([encoded, plain].map(|flags| flags.map(str::to_owned)))
+        };
+        assert_eq!(flags(None, None), "");
+        assert_eq!(flags(Some(""), Some("-g")), "");
+        assert_eq!(flags(None, Some(" -g  -O ")), "-g\x1f-O\x1f");
+        assert_eq!(flags(Some("-C\x1fa b"), Some("-g")), "-C\x1fa b\x1f");
+    }
 }
