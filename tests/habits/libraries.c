@@ -1,6 +1,8 @@
 // Libraries with a C library of their own, which the dynamic linker does not list to others.
 #include "habit.h"
 #include <dlfcn.h>
+#include <malloc.h>
+#include <sys/stat.h>
 
 // Writes memory that is out to a pipe, and reads it back, by the functions of a C library.
 static void move(unsigned char *all, long write_some(int, const void *, size_t), long read_some(int, void *, size_t)) {
@@ -55,6 +57,28 @@ static int early_code(void) { return writes_code(1, 0); }
 static int late_code(void) { return writes_code(0, 0); }
 static int early_writable_code(void) { return writes_code(1, PROT_WRITE | PROT_EXEC); }
 
+// Functions that uzswap looks up at their first use, while `dlerror` is to report an error.
+static int use(int function) {
+    void *block = NULL;
+    struct stat status;
+    if (function == 0) return posix_memalign(&block, 64, 100);
+    if (function == 1) return !aligned_alloc(64, 128);
+    if (function == 2) return !memalign(64, 100);
+    if (function == 3) return fstatat(AT_FDCWD, ".", &status, 0);
+    if (!fork()) _exit(0);
+    return wait(NULL) < 0;
+}
+static int keeps_errors(void) {
+    for (int function = 0; function < 5; function++) {
+        void *library = dlopen("./absent.so", RTLD_NOW);
+        int failed = use(function);
+        printf("%d %d, ", !library && !failed, dlerror() != NULL);
+    }
+    grow();
+    puts("");
+    return 0;
+}
+
 // A library that the dynamic linker informs of other libraries (`LD_AUDIT`) writes memory of its
 // own.
 static int audited(void) {
@@ -79,7 +103,7 @@ int main(int arguments, char **argument) {
     static const struct named all[] = {
         { "early_namespace", early_namespace }, { "late_namespace", late_namespace },
         { "audited", audited }, { "early_code", early_code }, { "late_code", late_code },
-        { "early_writable_code", early_writable_code },
+        { "early_writable_code", early_writable_code }, { "keeps_errors", keeps_errors },
     };
     return choose(all, sizeof all / sizeof *all, argument[arguments - 1]);
 }

@@ -12,10 +12,8 @@
 //! library is new. A program there may still bring an older one, which lacks the functions unless
 //! the program needs both libraries itself.
 
-use libc::c_void;
 #[cfg(unified)]
 use std::arch::{asm, global_asm};
-use std::ffi::CStr;
 
 #[cfg(unified)]
 global_asm!(
@@ -30,7 +28,6 @@ global_asm!(
     ".weak pthread_create",
     ".weak pthread_join",
     ".weak pthread_setname_np",
-    ".weak _dl_sym",
 );
 
 /// The address of a function; 0 if the process has none of this name. (For the compiler, the
@@ -64,36 +61,4 @@ pub fn is_whole() -> bool {
 #[cfg(not(unified))]
 pub const fn is_whole() -> bool {
     true
-}
-
-/// The function of this name that the program would use without this library; null if there is
-/// none. Without `dlsym` only functions that all versions of glibc have (`is_old`) are found.
-#[cfg_attr(not(unified), expect(unused_variables, reason = "this build always has `dlsym`"))]
-pub fn next(name: &CStr, is_old: bool) -> *mut c_void {
-    #[cfg(unified)]
-    if address!("dlsym") == 0 {
-        return next_without_dlsym(name, is_old);
-    }
-    // SAFETY: a name; the result stays as long as the program.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
-}
-
-/// Calls the function that `dlsym` is made of. Before 2.34 the C library has it, for libdl. It ends
-/// the process if it does not find a name.
-#[cfg(unified)]
-fn next_without_dlsym(name: &CStr, is_old: bool) -> *mut c_void {
-    type Find = unsafe extern "C" fn(*mut c_void, *const libc::c_char, *const u8) -> *mut c_void;
-    static CALLER: u8 = 0;
-    match address!("_dl_sym") {
-        find if find == 0 || !is_old => std::ptr::null_mut(),
-        // SAFETY: a function of this form in all these versions, by its name. The search begins
-        // behind the library with the caller's address.
-        find => unsafe {
-            std::mem::transmute::<usize, Find>(find)(
-                libc::RTLD_NEXT,
-                name.as_ptr(),
-                &raw const CALLER,
-            )
-        },
-    }
 }

@@ -7,7 +7,7 @@
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
 use crate::system_call::{answer, raw};
-use crate::{asked, c_library, front, reserved, thread_locals};
+use crate::{asked, front, reserved, symbols, thread_locals};
 use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -97,30 +97,24 @@ unsafe extern "C" {
 /// a sanitizer's): a block must be freed by the allocator that made it. 0 before it is looked up.
 struct Next {
     name: &'static CStr,
-    /// True if each version of the C library has this function, for all programs.
-    is_old: bool,
     function: AtomicUsize,
 }
 
-static MALLOC: Next = Next::of_each_version(c"malloc");
-static CALLOC: Next = Next::of_each_version(c"calloc");
-static REALLOC: Next = Next::of_each_version(c"realloc");
-static POSIX_MEMALIGN: Next = Next::of_each_version(c"posix_memalign");
-static ALIGNED_ALLOC: Next = Next::of_each_version(c"aligned_alloc");
-static MEMALIGN: Next = Next::of_each_version(c"memalign");
-static FORK: Next = Next::of_each_version(c"fork");
+static MALLOC: Next = Next::new(c"malloc");
+static CALLOC: Next = Next::new(c"calloc");
+static REALLOC: Next = Next::new(c"realloc");
+static POSIX_MEMALIGN: Next = Next::new(c"posix_memalign");
+static ALIGNED_ALLOC: Next = Next::new(c"aligned_alloc");
+static MEMALIGN: Next = Next::new(c"memalign");
+static FORK: Next = Next::new(c"fork");
 
 impl Next {
-    const fn of_each_version(name: &'static CStr) -> Self {
-        Self { name, is_old: true, function: AtomicUsize::new(0) }
-    }
-
-    const fn of_some_versions(name: &'static CStr) -> Self {
-        Self { name, is_old: false, function: AtomicUsize::new(0) }
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, function: AtomicUsize::new(0) }
     }
 
     /// The function's address, or `of_libc` if there is no other. 0 while this thread searches for
-    /// a function: the search itself asks for memory.
+    /// a function.
     fn get(&self, of_libc: usize) -> usize {
         match self.function.load(Relaxed) {
             0 => self.look_up(of_libc),
@@ -128,15 +122,15 @@ impl Next {
         }
     }
 
-    /// Before glibc 2.34 `dlsym` calls `calloc`, once in each thread, for a buffer. We do not know
-    /// then which allocator would free it. If `calloc` fails, `dlsym` uses a buffer of its own.
+    /// The search calls `dl_iterate_phdr`. A library may have its own function of this name, which
+    /// asks for memory. We do not know then which allocator would free that.
     #[cold]
     fn look_up(&self, of_libc: usize) -> usize {
         if thread_locals::is_searching() {
             return 0;
         }
         thread_locals::set_searching(true);
-        let found = c_library::next(self.name, self.is_old) as usize;
+        let found = symbols::next(self.name);
         thread_locals::set_searching(false);
         let found = if found == 0 { of_libc } else { found };
         self.function.store(found, Relaxed);
@@ -193,7 +187,7 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
     asked(count.saturating_mul(each), true);
     type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
-    // While this thread searches for a function, `dlsym` would get memory of an allocator whose
+    // While this thread searches for a function, the search would get memory of an allocator whose
     // `calloc` may call `malloc`, which may be that function.
     let is_searching = thread_locals::is_searching();
     let next = if is_searching { 0 } else { CALLOC.get(__libc_calloc as Calloc as usize) };
@@ -294,8 +288,8 @@ unsafe fn alone(number: c_long, first: u64, second: u64) -> c_int {
 
 type StatAt = unsafe extern "C" fn(c_int, *const c_char, *mut stat, c_int) -> c_int;
 type VersionedStatAt = unsafe extern "C" fn(c_int, c_int, *const c_char, *mut stat, c_int) -> c_int;
-static FSTATAT: Next = Next::of_some_versions(c"fstatat");
-static FXSTATAT: Next = Next::of_some_versions(c"__fxstatat64");
+static FSTATAT: Next = Next::new(c"fstatat");
+static FXSTATAT: Next = Next::new(c"__fxstatat64");
 
 /// A program that may fork only while it has one thread (Chromium) counts its threads by the links
 /// of the folder that lists them.

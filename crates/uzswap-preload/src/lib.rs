@@ -28,6 +28,7 @@ mod interposed;
 mod kernel;
 mod loading;
 mod masks;
+mod symbols;
 mod system_call;
 mod thread;
 mod thread_locals;

@@ -104,7 +104,7 @@ pub fn set_asked(asked: usize) {
     write::<{ ThreadWord::Asked as usize }>(asked);
 }
 
-/// True while the dynamic linker searches for a function on behalf of this thread.
+/// True while this thread searches for a function.
 pub fn is_searching() -> bool {
     read::<{ ThreadWord::Searching as usize }>() != 0
 }

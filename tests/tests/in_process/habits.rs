@@ -256,6 +256,11 @@ fn libraries_of_other_namespaces_see_memory_that_is_out() {
 }
 
 #[test]
+fn an_error_of_the_dynamic_linker_stays_until_the_program_asks_for_it() {
+    compare("libraries.c", &["keeps_errors"]);
+}
+
+#[test]
 fn a_program_that_writes_system_calls_as_it_runs_is_left_alone() {
     let folder = folder("libraries.c");
     for habit in ["early_code", "late_code", "early_writable_code"] {
