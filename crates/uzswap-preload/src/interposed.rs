@@ -324,27 +324,33 @@ macro_rules! stat_at {
 // The second name is that for large files.
 stat_at! { fstatat fstatat64 }
 
-/// `fstatat64` of programs that were built for glibc before 2.33.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstatat64(
-    version: c_int,
-    folder: c_int,
-    path: *const c_char,
-    status: *mut stat,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe {
-        match FXSTATAT.get(0) {
-            0 => stat_at(folder, path, status, flags),
-            next => {
-                let next = std::mem::transmute::<usize, VersionedStatAt>(next);
-                let result = next(version, folder, path, status, flags);
-                without_our_threads(result, folder, path, status)
+macro_rules! versioned_stat_at {
+    ($($name:ident)*) => {$(
+        /// The functions of programs that were built for glibc before 2.33.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            version: c_int,
+            folder: c_int,
+            path: *const c_char,
+            status: *mut stat,
+            flags: c_int,
+        ) -> c_int {
+            // SAFETY: as above.
+            unsafe {
+                match FXSTATAT.get(0) {
+                    0 => stat_at(folder, path, status, flags),
+                    next => {
+                        let next = std::mem::transmute::<usize, VersionedStatAt>(next);
+                        let result = next(version, folder, path, status, flags);
+                        without_our_threads(result, folder, path, status)
+                    }
+                }
             }
         }
-    }
+    )*};
 }
+
+versioned_stat_at! { __fxstatat __fxstatat64 }
 
 /// Subtracts our threads from the link count, if the path is the folder of the process's own
 /// threads. Returns the result.
