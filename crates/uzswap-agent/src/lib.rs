@@ -60,6 +60,7 @@ mod stacks;
 mod stage;
 mod takeover;
 mod thread;
+mod thread_count;
 mod thread_locals;
 mod threads;
 mod transfer;
@@ -163,7 +164,7 @@ fn begin(front: &'static Front) {
     map::place::set_apart();
     // This comes before the program's threads are stopped.
     variables_bytes();
-    threads::find_count();
+    thread_count::find();
     IS_RECORDED.store(front.tree.table().setting(Setting::Accesses).is_some(), Relaxed);
     let _ = FRONT.set(front);
     fault_signals::set_masks_by(signals::set_mask);

@@ -1,11 +1,12 @@
 //! The threads of this library, by their numbers.
 
+use crate::thread_count::{self, ThreadCount};
 use crate::{looker, signals};
 use std::ffi::c_void;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use uzswap_calls::{raw, stop};
 use uzswap_sys::own_threads;
 use uzswap_tree::front::Front;
@@ -91,10 +92,15 @@ pub fn end() -> Option<ProgramEnd> {
             return None;
         }
         // The C library counts a thread of ours that is being started, but our list lacks it.
-        let counted = (!own_threads::are_coming()).then(counted)?;
-        let status = last_status(first, status);
-        match counted.map_or(status != 0, |counted| counted > ours.len()) {
-            true => Some(ProgramEnd::Raw(status)),
+        let counted = (!own_threads::are_coming()).then(thread_count::get)?;
+        let last = last_status(first, status);
+        let is_raw = match counted {
+            ThreadCount::Threads(count) => count > ours.len(),
+            // The library ends threads with status 0.
+            ThreadCount::Parents | ThreadCount::Unknown => last != 0 || status != 0,
+        };
+        match is_raw {
+            true => Some(ProgramEnd::Raw(last)),
             false => Some(ProgramEnd::Orderly),
         }
     })
@@ -108,29 +114,6 @@ fn last_status(first: i32, first_status: i32) -> i32 {
         None if HAS_ENDED_FIRST.load(SeqCst) == std::process::id() => 0,
         None => first_status,
     }
-}
-
-/// The C library's count of threads, or null: before glibc 2.34 the library does not export it.
-static COUNTED: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-
-/// Finds the address of the C library's count now, because the dynamic linker's memory may later be
-/// out.
-pub fn find_count() {
-    // SAFETY: a name.
-    let count = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
-    COUNTED.store(count.cast(), SeqCst);
-}
-
-/// The number of threads that the C library waits for before it ends the process, ours included.
-/// A thread that has ended by a system call of its own is counted for ever. `None` if the number is
-/// unknown, or is the parent's because the process was forked past the library.
-fn counted() -> Option<usize> {
-    if crate::front()?.is_past_library.load(SeqCst) {
-        return None;
-    }
-    // SAFETY: null, or a number that the C library changes atomically.
-    let count = unsafe { COUNTED.load(SeqCst).as_ref() };
-    count.map(|count| count.load(SeqCst) as usize)
 }
 
 /// True if our memory can be read under the process's number: then its first thread has not ended.
