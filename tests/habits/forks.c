@@ -94,7 +94,8 @@ static int stopped(void) {
 static int child_work(void) {
     for (long i = 0; i < 20 * MIB; i += PAGE)
         if (memory[i] != (unsigned char)(i >> 12)) return 2;
-    unsigned char *more = malloc(30 * MIB);
+    // Without `volatile`, some compilers leave this memory out.
+    unsigned char *volatile more = malloc(30 * MIB);
     memset(more, 5, 30 * MIB);
     usleep(50000);
     pid_t child = fork();

@@ -68,7 +68,8 @@ pub enum ProgramEnd {
     /// By the C library's `exit`, with the program's functions and streams.
     Orderly,
     /// Immediately, with the status of the last thread: some thread has ended by a system call, so
-    /// the C library waits for that thread for ever.
+    /// the C library waits for that thread for ever. Also in a child that was forked past the
+    /// library: its first thread usually ends by a system call, as in `clone`.
     Raw(i32),
 }
 
@@ -96,8 +97,9 @@ pub fn end() -> Option<ProgramEnd> {
         let last = last_status(first, status);
         let is_raw = match counted {
             ThreadCount::Threads(count) => count > ours.len(),
+            ThreadCount::Parents => true,
             // The library ends threads with status 0.
-            ThreadCount::Parents | ThreadCount::Unknown => last != 0 || status != 0,
+            ThreadCount::Unknown => last != 0 || status != 0,
         };
         match is_raw {
             true => Some(ProgramEnd::Raw(last)),
