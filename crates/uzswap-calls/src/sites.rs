@@ -13,7 +13,7 @@ mod unlisted;
 
 pub(crate) use processor::SYSCALL;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use processor::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX};
+pub(crate) use processor::{INSTRUCTION_BYTES, JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX};
 pub use processor::{Number, OVERLAP, make_tables, makes_call};
 pub use unlisted::{mapped_code, unlisted};
 

@@ -5,7 +5,7 @@
 //! jmp stub ; ud2            e9 DD DD DD DD 0f 0b
 //! xor eax, eax ; syscall    31 c0 0f 05
 //! jmp near ; ud2            eb DD 0f 0b             near, between two functions: jmp stub
-//! another one ; syscall     the stub begins with it
+//! another one ; syscall     the stub has it, too
 //! jmp stub ; ud2            or, if it is shorter, jmp near ; ud2
 //! syscall                   0f 05
 //! ud2                       0f 0b
@@ -15,14 +15,19 @@
 //! in the kernel returns behind the `syscall`, where the code is unchanged.
 
 use crate::entry;
-use crate::sites::{JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
+use crate::sites::{INSTRUCTION_BYTES, JMP_NEAR_BYTES, MOV_BYTES, MOV_EAX, Number, SYSCALL, Site};
 
-/// Bytes of a stub: 5 for the number, 7 and 14 to continue, 2 and 5 for the bare call; rounded up.
+/// Bytes of a stub: 15 for the instruction before the `syscall`, 7 and 14 to continue, 2 and 5 for
+/// the bare call; rounded up.
 pub const STUB: usize = 64;
 /// The offset of the bare `syscall` in a stub.
-pub const BARE: usize = 26;
-/// The offset at which a thread continues that executed the `ud2` of a site.
-pub const RESUME: usize = MOV_BYTES;
+pub const BARE: usize = RESUME + 7 + 14;
+/// The offset at which a thread continues that executed the `ud2` of a site. An instruction before
+/// it that is shorter stands behind no-operations.
+pub const RESUME: usize = INSTRUCTION_BYTES;
+/// The offset of `mov eax` in a stub.
+const MOV: usize = RESUME - MOV_BYTES;
+const _: () = assert!(BARE + SYSCALL.len() + MOV_BYTES <= STUB);
 /// The reach of a jump, less the size of a module and its stubs.
 pub const REACH: usize = (2 << 30) - (64 << 20);
 
@@ -42,38 +47,39 @@ const UD2: u8 = 0x0b;
 /// # Safety
 /// A stub is there.
 pub unsafe fn number_in(stub: usize) -> Option<u32> {
-    // SAFETY: the caller's promise. Where a stub begins with `mov eax`, the number is its second to
-    // fifth byte.
-    let (first, number) = unsafe {
-        let first = *(stub as *const u8);
-        (first, ((stub + 1) as *const u32).read_unaligned())
-    };
-    (first == MOV_EAX && number < NUMBERS).then_some(number)
+    // SAFETY: the caller's promise: these are the first bytes.
+    let before = unsafe { *(stub as *const [u8; RESUME]) };
+    let [.., first, a, b, c, d] = before;
+    let number = u32::from_le_bytes([a, b, c, d]);
+    let is_mov = first == MOV_EAX && before[..MOV].iter().all(|byte| *byte == NOP);
+    (is_mov && number < NUMBERS).then_some(number)
 }
 
 /// The code of a site's stub.
 pub fn stub_code(site: &Site, stub: usize) -> [u8; STUB] {
     let mut code = [0xcc; STUB];
+    code[..RESUME].fill(NOP);
     match site.number {
         Number::Before { bytes, .. } => {
             // SAFETY: code of a mapped file, right before the `syscall`.
             let before =
                 unsafe { std::slice::from_raw_parts((site.address - bytes) as *const u8, bytes) };
-            code[..MOV_BYTES - bytes].fill(NOP);
-            code[MOV_BYTES - bytes..MOV_BYTES].copy_from_slice(before);
+            code[RESUME - bytes..RESUME].copy_from_slice(before);
         }
         number => {
-            code[0] = MOV_EAX;
-            code[1..5].copy_from_slice(&number.known().unwrap_or(UNKNOWN).to_le_bytes());
+            code[MOV] = MOV_EAX;
+            let number = number.known().unwrap_or(UNKNOWN);
+            code[MOV + 1..RESUME].copy_from_slice(&number.to_le_bytes());
         }
     }
+    let (lea, jump) = code[RESUME..BARE].split_at_mut(7);
     // lea rcx, [rip + distance], counted from its end
-    code[5..8].copy_from_slice(&[0x48, 0x8d, 0x0d]);
-    code[8..12].copy_from_slice(&((BARE - 12) as u32).to_le_bytes());
+    lea[..3].copy_from_slice(&[0x48, 0x8d, 0x0d]);
+    lea[3..].copy_from_slice(&(jump.len() as u32).to_le_bytes());
     // jmp [rip]
-    code[12..18].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
+    jump[..6].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
     let entry: unsafe extern "C" fn() = entry::entry;
-    code[18..26].copy_from_slice(&(entry as usize as u64).to_le_bytes());
+    jump[6..].copy_from_slice(&(entry as usize as u64).to_le_bytes());
     code[BARE..BARE + 2].copy_from_slice(&SYSCALL);
     code[BARE + 2] = JMP;
     let back = distance(stub + BARE + 7, site.address + SYSCALL.len());
@@ -86,11 +92,16 @@ pub fn stub_code(site: &Site, stub: usize) -> [u8; STUB] {
 /// # Safety
 /// The code at the site is writable, and no other thread runs it.
 pub unsafe fn replace(site: &Site, stub: usize) {
-    let first = site.address - site.number.bytes();
+    let bytes = site.number.bytes();
+    let first = site.address - bytes;
+    let stub = match site.number {
+        Number::Before { .. } => stub + RESUME - bytes,
+        _ => stub + MOV,
+    };
     match site.number {
         Number::Moved(_) | Number::Before { room: None, .. } => {
             put(first, &[JMP]);
-            put(first + 1, &distance(site.address, stub));
+            put(first + 1, &distance(first + MOV_BYTES, stub));
         }
         Number::Cleared { room } | Number::Before { room: Some(room), .. } => {
             put(room, &[JMP]);

@@ -12,6 +12,8 @@ pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub(crate) const MOV_EAX: u8 = 0xb8;
 /// Bytes of `mov eax, imm32`, and of the `jmp rel32` that replaces it.
 pub(crate) const MOV_BYTES: usize = 5;
+/// Bytes of the longest instruction.
+pub(crate) const INSTRUCTION_BYTES: usize = 15;
 /// Bytes of `jmp rel8`.
 pub(crate) const JMP_NEAR_BYTES: usize = 2;
 /// `xor eax, eax`, for `read`, number 0.
@@ -35,7 +37,7 @@ pub enum Number {
     /// `eax` has the number already, or gets it from another register. The instruction before the
     /// `syscall` has the same effect at any address.
     Before {
-        /// The instruction's length, at most five, the length of a `mov`.
+        /// The instruction's length.
         bytes: usize,
         /// The address of space for a long jump, if the instruction is shorter than a long jump.
         room: Option<usize>,
@@ -229,7 +231,7 @@ fn before_call(code: &[u8], start: usize, address: usize) -> Option<Option<Instr
 /// for a jump, near or far.
 fn does_anywhere(instruction: &Instruction, address: usize) -> bool {
     instruction.next_ip() == address as u64
-        && (JMP_NEAR_BYTES..=MOV_BYTES).contains(&instruction.len())
+        && instruction.len() >= JMP_NEAR_BYTES
         && instruction.flow_control() == FlowControl::Next
         && !instruction.is_ip_rel_memory_operand()
         && instruction.stack_pointer_increment() == 0
