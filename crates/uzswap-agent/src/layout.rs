@@ -4,7 +4,7 @@
 //! a handler of the program's could wait for the thread that it interrupted.
 
 use crate::pins::{self, Pins};
-use crate::{Agent, inside, stage, withheld};
+use crate::{Agent, inside, looker, stage, withheld};
 use rustix::mm::{MprotectFlags, mprotect};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -57,6 +57,13 @@ impl Layout {
     /// Replaces the system calls of code that is mapped from now on.
     pub fn patch_with(&mut self, patcher: Patcher) {
         self.patcher = Some(patcher);
+    }
+
+    /// Replaces no more calls, and makes those that trap the program's own again, because its
+    /// tracer may keep their signals. After an error some trap.
+    pub fn end_traps(&mut self) {
+        let patcher = self.patcher.take();
+        patcher.into_iter().for_each(|patcher| _ = looker::apart(|| patcher.end_traps()));
     }
 
     /// Replaces the system calls in a new mapping of a file's code, which no thread runs yet. The

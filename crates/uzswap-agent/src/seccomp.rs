@@ -9,8 +9,9 @@
 //! fault first, and may keep that signal.
 
 use crate::buffers::touched;
+use crate::layout::{self, Layout};
 use crate::pins::{Pins, peek, refuse};
-use crate::{Agent, alone, handlers, layout, limits, stacks, stage, withheld};
+use crate::{Agent, alone, handlers, limits, stacks, stage, withheld};
 use std::sync::atomic::Ordering::Relaxed;
 use uzswap_calls::filter::{self, Instruction};
 use uzswap_calls::{Call, Outcome, raw};
@@ -80,6 +81,8 @@ pub fn trace(agent: &Agent, call: &mut Call) -> Outcome {
     // A child that borrows its parent's memory (`vfork`) soon becomes another program.
     if call.arguments[0] == TRACE_ME && !fault_signals::is_other_process() {
         leave(agent, TRACED);
+        let _inside = crate::inside();
+        layout::lock().iter_mut().for_each(Layout::end_traps);
     }
     if stage::is_left() {
         return Outcome::Bare;

@@ -10,7 +10,7 @@ mod processor;
 mod processor;
 
 use crate::entry::{self, Looks};
-use crate::sites::{SYSCALL, Site};
+use crate::sites::{SYSCALL, Site, mapped_code};
 use processor::{BARE, REACH, RESUME, STUB};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
@@ -124,6 +124,29 @@ impl Patcher {
         self.traps.retain(|address, _| !range.contains(address));
     }
 
+    /// Makes the calls that trap the program's own again: they raise no signal from then on, and
+    /// are not seen. Calls that jump to their stubs still do.
+    ///
+    /// # Errors
+    /// The kernel does not tell the mappings, or code may not be written.
+    pub fn end_traps(&self) -> io::Result<()> {
+        let (code, writable) = (mapped_code()?, writable_code()?);
+        // Code of some of these addresses may have been unmapped.
+        let is_there = |at: usize| code.iter().any(|part| part.start <= at && at + 1 < part.end);
+        let all = self.traps.keys().copied().filter(|at| is_there(*at));
+        // SAFETY: mapped code, which was read when it was searched.
+        let traps: Vec<usize> = all.filter(|at| unsafe { processor::is_trap(*at) }).collect();
+        let changed = traps.iter().flat_map(|at| [*at, at + 1]);
+        let pages = pages_of(changed, |page| writable.iter().any(|part| part.contains(&page)));
+        let work = PreparedPatch { sites: Vec::new(), pages, patched: Patched::default() };
+        work.access(MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)?;
+        // SAFETY: the code is writable until `work` is dropped.
+        traps.iter().for_each(|at| unsafe { processor::end_trap(*at) });
+        // As in `apply`.
+        let _ = membarrier(MembarrierCommand::PrivateExpeditedSyncCore);
+        Ok(())
+    }
+
     /// The place, as the program knows it, of a thread that makes a bare call, or has just made it:
     /// at the replaced `syscall`, or behind it. `None` if the thread is at no bare call. Safe in a
     /// signal handler.
@@ -172,7 +195,8 @@ impl Patcher {
         // The old table is never freed: a handler may read it.
         TRAPS.store(Box::into_raw(Box::new(Traps::new(&self.traps))), Release);
         let stays = |page: usize| writable.iter().any(|range| range.contains(&page));
-        let pages = pages_of(&work, stays);
+        let changed = work.iter().flat_map(|(site, _)| processor::changed(site));
+        let pages = pages_of(changed, stays);
         let work = PreparedPatch { sites: work, pages, patched };
         work.access(MprotectFlags::READ | MprotectFlags::WRITE | MprotectFlags::EXEC)?;
         Ok(work)
@@ -306,11 +330,12 @@ pub fn writable_code() -> io::Result<Vec<Range<usize>>> {
     Ok(all.filter(|one| one.access[1..3] == *b"wx").map(|one| one.range).collect())
 }
 
-/// The pages of sites that do not stay writable, neighbours together.
-fn pages_of(work: &[(Site, usize)], stays: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
-    let mut starts: Vec<usize> = work
-        .iter()
-        .flat_map(|(site, _)| processor::changed(site))
+/// The pages of changed addresses that do not stay writable, neighbours together.
+fn pages_of(
+    changed: impl Iterator<Item = usize>,
+    stays: impl Fn(usize) -> bool,
+) -> Vec<Range<usize>> {
+    let mut starts: Vec<usize> = changed
         .map(|address| address / PAGE_BYTES * PAGE_BYTES)
         .filter(|page| !stays(*page))
         .collect();

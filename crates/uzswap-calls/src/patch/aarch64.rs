@@ -55,6 +55,20 @@ pub unsafe fn replace(site: &Site, stub: usize) {
     forget_instructions(site.address, SYSCALL.len());
 }
 
+/// No site traps.
+///
+/// # Safety
+/// None is needed here.
+pub unsafe fn is_trap(_at: usize) -> bool {
+    false
+}
+
+/// There is no trap.
+///
+/// # Safety
+/// As of [`is_trap`].
+pub unsafe fn end_trap(_at: usize) {}
+
 /// The address that [`replace`] changes.
 pub fn changed(site: &Site) -> [usize; 1] {
     [site.address]

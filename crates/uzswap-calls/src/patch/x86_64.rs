@@ -114,6 +114,23 @@ pub unsafe fn replace(site: &Site, stub: usize) {
     put(site.address + 1, &[UD2]);
 }
 
+/// True if the instruction is a trap.
+///
+/// # Safety
+/// Code of two bytes is there.
+pub unsafe fn is_trap(at: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { (at as *const [u8; 2]).read_unaligned() == [SYSCALL[0], UD2] }
+}
+
+/// Makes a trap a `syscall` again. One byte changes, so threads may run the code meanwhile.
+///
+/// # Safety
+/// A trap of ours is there, and may be written.
+pub unsafe fn end_trap(at: usize) {
+    put(at + 1, &SYSCALL[1..]);
+}
+
 /// Addresses in all pages that [`replace`] changes.
 pub fn changed(site: &Site) -> [usize; 4] {
     let room = match site.number {
