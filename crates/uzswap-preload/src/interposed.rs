@@ -7,7 +7,7 @@
 use crate::loading::{self, hooks};
 use crate::masks::{self, set_mask};
 use crate::system_call::{answer, raw};
-use crate::{asked, front, reserved, symbols, thread_locals};
+use crate::{asked, front, reserved, symbols};
 use libc::{c_char, c_int, c_long, c_ulong, sigaction as Action, sigset_t, stat};
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -113,8 +113,7 @@ impl Next {
         Self { name, function: AtomicUsize::new(0) }
     }
 
-    /// The function's address, or `of_libc` if there is no other. 0 while this thread searches for
-    /// a function.
+    /// The function's address, or `of_libc` if there is no other.
     fn get(&self, of_libc: usize) -> usize {
         match self.function.load(Relaxed) {
             0 => self.look_up(of_libc),
@@ -122,16 +121,9 @@ impl Next {
         }
     }
 
-    /// The search calls `dl_iterate_phdr`. A library may have its own function of this name, which
-    /// asks for memory. We do not know then which allocator would free that.
     #[cold]
     fn look_up(&self, of_libc: usize) -> usize {
-        if thread_locals::is_searching() {
-            return 0;
-        }
-        thread_locals::set_searching(true);
         let found = symbols::next(self.name);
-        thread_locals::set_searching(false);
         let found = if found == 0 { of_libc } else { found };
         self.function.store(found, Relaxed);
         found
@@ -176,9 +168,6 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     asked(bytes, true);
     type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
     let next = MALLOC.get(__libc_malloc as Malloc as usize);
-    if next == 0 {
-        return refuse();
-    }
     // SAFETY: a function of this form, by its name; it takes any size.
     unsafe { std::mem::transmute::<usize, Malloc>(next)(bytes) }
 }
@@ -187,13 +176,7 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 unsafe extern "C" fn calloc(count: usize, each: usize) -> *mut c_void {
     asked(count.saturating_mul(each), true);
     type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
-    // While this thread searches for a function, the search would get memory of an allocator whose
-    // `calloc` may call `malloc`, which may be that function.
-    let is_searching = thread_locals::is_searching();
-    let next = if is_searching { 0 } else { CALLOC.get(__libc_calloc as Calloc as usize) };
-    if next == 0 {
-        return refuse();
-    }
+    let next = CALLOC.get(__libc_calloc as Calloc as usize);
     // SAFETY: a function of this form, by its name; it takes any sizes.
     unsafe { std::mem::transmute::<usize, Calloc>(next)(count, each) }
 }
@@ -203,9 +186,6 @@ unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
     asked(bytes, true);
     type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
     let next = REALLOC.get(__libc_realloc as Realloc as usize);
-    if next == 0 {
-        return refuse();
-    }
     // SAFETY: a function of this form, by its name; the arguments are the caller's.
     unsafe { std::mem::transmute::<usize, Realloc>(next)(block, bytes) }
 }
@@ -255,10 +235,7 @@ unsafe fn align(next: &Next, alignment: usize, bytes: usize) -> *mut c_void {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fork() -> libc::pid_t {
-    let of_libc = __fork as Fork as usize;
-    let next = FORK.get(of_libc);
-    // Zero if a signal handler that forks has interrupted the search.
-    let next = if next == 0 { of_libc } else { next };
+    let next = FORK.get(__fork as Fork as usize);
     // SAFETY: a function of this form, by its name.
     unsafe { loading::fork(std::mem::transmute::<usize, Fork>(next)) }
 }

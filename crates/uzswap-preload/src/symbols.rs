@@ -3,52 +3,75 @@
 //! `dlsym` finds the same functions. But it also forgets the error that the program's `dlerror` is
 //! to report, and `dlerror` itself may allocate. Before glibc 2.34 it asks `calloc` for a buffer. A
 //! name that is absent ends the process in the function beneath it (`_dl_sym`). This search changes
-//! nothing, and asks for no memory.
+//! nothing, asks for no memory and calls no function. `dl_iterate_phdr` may be a library's own,
+//! which does not work yet at the program's first allocation (ThreadSanitizer).
+//!
+//! The search takes no lock. It ends at the C library, and objects up to there are never unloaded.
 
-use libc::{c_char, c_int, c_void, dl_phdr_info};
+use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::ptr;
 
 unsafe extern "C" {
     // The linker's symbol: the start of this library.
     static __ehdr_start: u8;
+    // The dynamic linker's description of the process for debuggers.
+    static _r_debug: Description;
 }
 
-/// The address of the first function of this name in the libraries behind this one, in the order
-/// of the dynamic linker's list; 0 if there is none. A symbol without a version means the default
-/// one, as `dlsym`.
+/// The beginning of `r_debug`.
+#[repr(C)]
+struct Description {
+    version: c_int,
+    first: *const LoadedObject,
+}
+
+/// The beginning of `link_map`, an entry of the dynamic linker's list.
+#[repr(C)]
+struct LoadedObject {
+    base: u64,
+    name: *const c_char,
+    dynamic: *const DynamicEntry,
+    next: *const LoadedObject,
+}
+
+/// The address of the first function of this name in the libraries behind this one; 0 if there is
+/// none. The search goes up to the C library, in the order of the dynamic linker's list. Like
+/// `dlsym` it finds the default version of a function.
 pub fn next(name: &CStr) -> usize {
-    let bytes = name.to_bytes();
-    let hash = bytes
-        .iter()
-        .fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
-    let mut search = Search { name, hash, is_behind: false, found: 0 };
-    // SAFETY: the function has this form, and gets the address of the search.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+    const OF_LIBC: &CStr = c"__libc_malloc";
+    let (wanted, last) = (Wanted::new(name), Wanted::new(OF_LIBC));
+    // SAFETY: the dynamic linker has made the list before any code of libraries runs. Its entries
+    // up to the C library stay, and so do their tables.
+    unsafe {
+        let mut at = ptr::addr_of!(_r_debug.first).read_volatile();
+        let own = &raw const __ehdr_start as u64;
+        let mut is_behind = false;
+        while !at.is_null() {
+            let (base, dynamic) = ((*at).base, (*at).dynamic);
+            let symbols = if is_behind { Symbols::of(base, dynamic) } else { None };
+            let found = symbols.as_ref().map_or(0, |symbols| symbols.function(&wanted));
+            if found != 0 || symbols.is_some_and(|symbols| symbols.function(&last) != 0) {
+                return found;
+            }
+            is_behind |= base == own;
+            at = (*at).next;
+        }
+    }
+    0
 }
 
-struct Search<'a> {
+/// A name that is searched.
+struct Wanted<'a> {
     name: &'a CStr,
     /// The name's value in tables of GNU's form.
     hash: u32,
-    /// True if this library was visited.
-    is_behind: bool,
-    found: usize,
 }
 
-/// Searches an object. The search ends with a value other than 0.
-unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
-    // SAFETY: the dynamic linker's description of an object, whose tables stay while this runs;
-    // and the search.
-    unsafe {
-        let (object, search) = (&*object, &mut *search.cast::<Search<'_>>());
-        if !search.is_behind {
-            search.is_behind = object.dlpi_addr == &raw const __ehdr_start as u64;
-            return 0;
-        }
-        search.found = Symbols::of(object).map_or(0, |symbols| symbols.function(search));
-        c_int::from(search.found != 0)
+impl<'a> Wanted<'a> {
+    fn new(name: &'a CStr) -> Self {
+        let add = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
+        Self { name, hash: name.to_bytes().iter().fold(5381, add) }
     }
 }
 
@@ -73,15 +96,14 @@ struct DynamicEntry {
 
 impl Symbols {
     /// # Safety
-    /// The object is mapped.
-    unsafe fn of(object: &dl_phdr_info) -> Option<Self> {
+    /// They are an object's, which stays.
+    unsafe fn of(base: u64, dynamic: *const DynamicEntry) -> Option<Self> {
         const END: i64 = 0;
         const HASH: i64 = 4;
         const NAMES: i64 = 5;
         const SYMBOLS: i64 = 6;
         const GNU_HASH: i64 = 0x6fff_fef5;
         const VERSIONS: i64 = 0x6fff_fff0;
-        let base = object.dlpi_addr;
         let mut tables = Self {
             base,
             symbols: ptr::null(),
@@ -90,16 +112,14 @@ impl Symbols {
             old_hashes: ptr::null(),
             versions: ptr::null(),
         };
-        // SAFETY: the object has that many headers, and its section ends with such an entry.
+        // SAFETY: the section ends with such an entry.
         unsafe {
-            let headers = (0..usize::from(object.dlpi_phnum)).map(|at| &*object.dlpi_phdr.add(at));
-            let header = headers.into_iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
-            let mut at = address(base, header.p_vaddr) as *const DynamicEntry;
-            while (*at).kind != END {
+            let mut at = dynamic;
+            while let Some(entry) = at.as_ref().filter(|entry| entry.kind != END) {
                 // The dynamic linker has added the base, but not in a section that is read-only.
-                let value = (*at).value;
+                let value = entry.value;
                 let place = if value < base { address(base, value) } else { value as usize };
-                match (*at).kind {
+                match entry.kind {
                     HASH => tables.old_hashes = place as *const u32,
                     NAMES => tables.names = place as *const c_char,
                     SYMBOLS => tables.symbols = place as *const libc::Elf64_Sym,
@@ -117,14 +137,14 @@ impl Symbols {
     ///
     /// # Safety
     /// As of `of`.
-    unsafe fn function(&self, search: &Search<'_>) -> usize {
+    unsafe fn function(&self, wanted: &Wanted<'_>) -> usize {
         // SAFETY: the tables have these forms (System V's and GNU's).
         unsafe {
             match (self.hashes.is_null(), self.old_hashes.is_null()) {
-                (false, _) => self.by_hash(search),
+                (false, _) => self.by_hash(wanted),
                 (true, false) => {
                     let count = *self.old_hashes.add(1) as usize;
-                    (1..count).map(|at| self.at(at, search.name)).find(|found| *found != 0)
+                    (1..count).map(|at| self.at(at, wanted.name)).find(|found| *found != 0)
                 }
                 (true, true) => None,
             }
@@ -137,19 +157,19 @@ impl Symbols {
     ///
     /// # Safety
     /// As of `function`.
-    unsafe fn by_hash(&self, search: &Search<'_>) -> Option<usize> {
+    unsafe fn by_hash(&self, wanted: &Wanted<'_>) -> Option<usize> {
         // SAFETY: the table has this form, and the numbers are within it.
         unsafe {
             let [buckets, first, filter] = [0, 1, 2].map(|at| *self.hashes.add(at));
             let table = self.hashes.add(4 + 2 * filter as usize);
-            let mut at = *table.add(search.hash.checked_rem(buckets)? as usize);
+            let mut at = *table.add(wanted.hash.checked_rem(buckets)? as usize);
             if at < first {
                 return None;
             }
             loop {
                 let hash = *table.add(buckets as usize + at.wrapping_sub(first) as usize);
-                if hash | 1 == search.hash | 1 {
-                    let found = self.at(at as usize, search.name);
+                if hash | 1 == wanted.hash | 1 {
+                    let found = self.at(at as usize, wanted.name);
                     if found != 0 {
                         return Some(found);
                     }

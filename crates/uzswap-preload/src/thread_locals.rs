@@ -52,63 +52,39 @@ pub fn distance() -> isize {
     distance!("uzswap_room")
 }
 
-/// Words of each thread that this library itself uses.
-enum ThreadWord {
-    Asked = 0,
-    Searching = 8,
-}
-
-fn read<const WORD: usize>() -> usize {
-    let value;
+/// Bytes that this thread has asked for since the last check.
+pub fn asked() -> usize {
+    let asked;
     let at = distance!("uzswap_asked");
     // SAFETY: reads a variable of the thread's.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        asm!("mov {value}, fs:[{at} + {word}]", at = in(reg) at, value = lateout(reg) value,
-            word = const WORD, options(nostack, readonly, preserves_flags));
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        asm!("mrs {value}, tpidr_el0", "add {value}, {value}, {at}", "ldr {value}, [{value}, {word}]",
-            at = in(reg) at, value = out(reg) value, word = const WORD,
+        asm!("mov {asked}, fs:[{at}]", at = in(reg) at, asked = lateout(reg) asked,
             options(nostack, readonly, preserves_flags));
     }
-    value
-}
-
-fn write<const WORD: usize>(value: usize) {
-    let at = distance!("uzswap_asked");
-    // SAFETY: writes a variable of the thread's, which is used here only.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        asm!("mov fs:[{at} + {word}], {value}", at = in(reg) at, value = in(reg) value,
-            word = const WORD, options(nostack, preserves_flags));
-    }
     // SAFETY: as above.
     #[cfg(target_arch = "aarch64")]
     unsafe {
-        asm!("mrs {to}, tpidr_el0", "add {to}, {to}, {at}", "str {value}, [{to}, {word}]",
-            to = out(reg) _, at = in(reg) at, value = in(reg) value, word = const WORD,
-            options(nostack, preserves_flags));
+        asm!("mrs {asked}, tpidr_el0", "ldr {asked}, [{asked}, {at}]",
+            at = in(reg) at, asked = out(reg) asked, options(nostack, readonly, preserves_flags));
     }
-}
-
-/// Bytes that this thread has asked for since the last check.
-pub fn asked() -> usize {
-    read::<{ ThreadWord::Asked as usize }>()
+    asked
 }
 
 /// Sets these bytes. Allocations of a signal handler since [`asked`] are not counted.
 pub fn set_asked(asked: usize) {
-    write::<{ ThreadWord::Asked as usize }>(asked);
-}
-
-/// True while this thread searches for a function.
-pub fn is_searching() -> bool {
-    read::<{ ThreadWord::Searching as usize }>() != 0
-}
-
-pub fn set_searching(is_searching: bool) {
-    write::<{ ThreadWord::Searching as usize }>(is_searching.into());
+    let at = distance!("uzswap_asked");
+    // SAFETY: writes a variable of the thread's, which is used here only.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        asm!("mov fs:[{at}], {asked}", at = in(reg) at, asked = in(reg) asked,
+            options(nostack, preserves_flags));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!("mrs {to}, tpidr_el0", "str {asked}, [{to}, {at}]",
+            to = out(reg) _, at = in(reg) at, asked = in(reg) asked,
+            options(nostack, preserves_flags));
+    }
 }
