@@ -146,11 +146,11 @@ static int namespaces(void) {
 // happens in a process that is only watched, and in children of a managed process.
 static int reopen(int turns, int pause) {
     char expected[PAGE], found[PAGE];
-    int wrong = 0, file = open("/etc/passwd", O_RDONLY);
+    int wrong = 0, file = open("program", O_RDONLY);
     long bytes = read(file, expected, PAGE);
     for (int i = 0; i < turns; i++) {
         syscall(SYS_close_range, 3L, ~0U, 0L);
-        file = open("/etc/passwd", O_RDONLY);
+        file = open("program", O_RDONLY);
         for (volatile int spin = 0; spin < 10000; spin++);
         if (pause) usleep(pause);
         long read_bytes = read(file, found, PAGE);
