@@ -46,9 +46,16 @@ pub fn as_nobody(folder: &Path) -> Command {
 /// all users.
 pub fn place_programs(folder: &Path) {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).expect("a folder of the test's");
-    for name in ["uzswap", "libuzswap_preload.so", "libuzswap_agent.so", "absent", "torture"] {
-        fs::copy(program(name), folder.join(name)).expect("room for a program");
-    }
+    let names = ["uzswap", "libuzswap_preload.so", "libuzswap_agent.so", "absent", "torture"];
+    copy_programs(&names.map(program), folder);
+}
+
+/// Copies programs to a folder, or one to a file. This process must not write them: a child that
+/// another thread forks meanwhile would hold the file open, and the kernel would execute no program
+/// that is open for writing.
+pub fn copy_programs(programs: &[PathBuf], to: &Path) {
+    let copied = Command::new("cp").args(programs).arg(to).status();
+    assert!(copied.expect("cp").success(), "no room for programs in {}", to.display());
 }
 
 /// A command that runs its arguments as an ordinary user, if this is root.

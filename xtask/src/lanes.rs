@@ -43,9 +43,9 @@ const LONGEST: [&str; 9] = [
     "processes",
 ];
 
-/// Tests of a program that run at a time where there are fewer CPUs: most tests of in-process wait
-/// half of their time.
-const THREADS: usize = 4;
+/// The program whose tests wait more than half of their time, and how many of them run at a time
+/// where there are fewer CPUs.
+const WAITING: (&str, usize) = ("habits", 4);
 
 fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
@@ -167,8 +167,9 @@ impl TestProgram {
         if self.lane != Lane::Alone {
             command.env(BESIDE, "1");
         }
-        if self.lane == Lane::Beside {
-            command.env("RUST_TEST_THREADS", THREADS.max(cpus()).to_string());
+        let (waiting, threads) = WAITING;
+        if self.name == waiting {
+            command.env("RUST_TEST_THREADS", threads.max(cpus()).to_string());
         }
         let output = command.output().map_err(|error| format!("{}: {error}", self.name))?;
         let text = String::from_utf8_lossy(&output.stdout);

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use uzswap_tests::{
-    FOLDER, Gate, Machine, Run, Setting, StrictCommit, is_over_ublk, program, skip,
+    FOLDER, Gate, Machine, Run, Setting, StrictCommit, copy_programs, is_over_ublk, program, skip,
     transport_options, wait_for,
 };
 
@@ -348,7 +348,7 @@ fn without_root_a_program_without_its_libraries_says_how_to_install_them() {
     // A copy that another user may read and run.
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let copy = folder.path().join("uzswap");
-    fs::copy(program("uzswap"), &copy).unwrap();
+    copy_programs(&[program("uzswap")], &copy);
     let open = |path: &std::path::Path| {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use uzswap_sys::process;
-use uzswap_tests::{Machine, is_full, is_slow_and_skipped, program, wait_for};
+use uzswap_tests::{Machine, copy_programs, is_full, is_slow_and_skipped, program, wait_for};
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(program("uzswap-bench"));
@@ -224,7 +224,7 @@ fn without_root_the_benchmark_asks_for_root() {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("uzswap-bench");
-    fs::copy(program("uzswap-bench"), &copy).unwrap();
+    copy_programs(&[program("uzswap-bench")], &copy);
     let output = Command::new(copy).arg("codecs").uid(65534).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{stderr}");

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use uzswap_engine::testing::Noise;
 use uzswap_tests::{
-    FOLDER, Machine, Run, is_over_ublk, process_of, program, seconds, state, wait_for,
+    FOLDER, Machine, Run, copy_programs, is_over_ublk, process_of, program, seconds, state,
+    wait_for,
 };
 
 /// A run whose command has pages on the device and uses them all the time.
@@ -161,7 +162,7 @@ fn another_version_goes_on_and_no_request_fails() {
     let Some(machine) = Machine::take() else { return };
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let copy = folder.path().join("uzswap");
-    fs::copy(program("uzswap"), &copy).unwrap();
+    copy_programs(&[program("uzswap")], &copy);
     let upgrade = |to: &Path| Command::new(to).arg("upgrade").output().unwrap();
     let none = upgrade(&copy);
     assert_eq!(none.status.code(), Some(125));
