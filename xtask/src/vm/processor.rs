@@ -96,9 +96,11 @@ const ARM_BUILDS: [&[&str]; 2] = [
         "--package=uzswap",
         "--package=uzswap-agent",
         "--package=uzswap-preload",
+        "--package=uzswap-region",
         "--package=uzswap-tests",
         "--lib",
         "--bins",
+        "--example=sort",
     ],
     &[
         "test",
