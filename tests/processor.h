@@ -42,6 +42,7 @@ static inline long own_call(long number, long a, long b, long c, long d, long e,
 // Calls that aarch64 does not have: the C library makes these instead.
 #ifndef SYS_fork
 #define SYS_fork SYS_clone, SIGCHLD, 0, 0, 0, 0
+#define SYS_open SYS_openat
 #define SYS_poll SYS_ppoll
 #define SYS_pause SYS_ppoll
 #define SYS_epoll_wait SYS_epoll_pwait

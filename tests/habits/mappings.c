@@ -195,14 +195,17 @@ static int kinds(void) {
 }
 
 // Memory below 2 GiB, where a garbage collector has its heap and its code.
-#ifndef MAP_32BIT
+#ifdef MAP_32BIT
+static void *const hint = NULL;
+#else
+// A processor without the flag places it by a hint.
 #define MAP_32BIT 0
+static void *const hint = (void *)(1L << 30);
 #endif
 static int low(void) {
     grow();
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, is_watched = getenv("UZSWAP_TREE") != NULL;
-    // A processor without the flag places it by a hint.
-    unsigned char *memory = mmap((void *)(1L << 30), 8 * MIB, ACCESS, flags, -1, 0);
+    unsigned char *memory = mmap(hint, 8 * MIB, ACCESS, flags, -1, 0);
     if (memory == MAP_FAILED) return 2;
     memset(memory, 7, 8 * MIB);
     int stays = is_watched && !send_out(memory, 8 * MIB);

@@ -60,7 +60,14 @@ pub fn copy_programs(programs: &[PathBuf], to: &Path) {
 
 /// A command that runs its arguments as an ordinary user, if this is root.
 pub fn nobody() -> Command {
-    let mut command = Command::new("setpriv");
+    nobody_in(&[])
+}
+
+/// As [`nobody`], by a command that runs another one, such as `unshare --ipc`.
+pub fn nobody_in(outer: &[&str]) -> Command {
+    let words = [outer, &["setpriv"]].concat();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
     if rustix::process::geteuid().is_root() {
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]);
     }

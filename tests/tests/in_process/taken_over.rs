@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::path::Path;
-use uzswap_tests::{as_nobody, compile};
+use uzswap_tests::{OWN_CALL, as_nobody, compile};
 
 /// Runs a command in 64 MiB, as nobody if this is root. It must end well, and be taken over.
 fn check_command(folder: &Path, words: &[&str]) {
@@ -81,15 +81,12 @@ fn a_program_whose_first_thread_has_ended_is_taken_over() {
 /// number in the code. Another call has its number in a register, like all waiting calls of glibc
 /// since 2.41.
 const WAITING: &str = r#"
-#ifndef SYS_pause
-#define SYS_pause SYS_ppoll, NULL, 0L, NULL, NULL
-#endif
 static volatile int is_done;
 static __thread volatile int has_rung;
 static void ring(int number) { has_rung = 1; }
 static void *wait_for_a_signal(void *is_by_number) {
     for (int i = 0; i < 2; i++) {
-        long answer = is_by_number ? syscall(SYS_pause) : pause();
+        long answer = is_by_number ? syscall(SYS_pause, NULL, 0L, NULL, NULL) : pause();
         if (answer != -1 || errno != EINTR || !has_rung) _exit(is_by_number ? 7 : 3);
         has_rung = 0;
     }
@@ -125,7 +122,7 @@ int main(void) {
 
 #[test]
 fn a_thread_that_waits_for_a_signal_or_for_room_in_a_file_is_not_interrupted() {
-    check_compiled(&[GROW, WAITING].concat());
+    check_compiled(&[GROW, OWN_CALL, WAITING].concat());
 }
 
 /// Buffers of waiting calls leave unless they are pinned. If a buffer is out, an answer that the

@@ -368,9 +368,6 @@ const FILTERED_AGAIN: &str = r#"
 static void grow(void) {
     for (int i = 0; i < 24; i++) memset(malloc(1 << 20), 1, 1 << 20);
 }
-#ifndef SYS_open
-#define SYS_open SYS_openat
-#endif
 int main(void) {
     struct sock_filter filter[] = { { 0x20, 0, 0, 0 }, { 0x15, 1, 0, SYS_open },
                                     { 0x15, 0, 1, SYS_openat },
@@ -393,7 +390,7 @@ int main(void) {
 #[test]
 fn a_second_filter_comes_below_the_first_one() {
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-    compile(folder.path(), FILTERED_AGAIN, &["-O1"]);
+    compile(folder.path(), &[OWN_CALL, FILTERED_AGAIN].concat(), &["-O1"]);
     let mut command = as_nobody(folder.path());
     command.arg(folder.path().join("uzswap")).args(["run", "--in-process", "--memory", "64M"]);
     let output = command.arg(folder.path().join("program")).output().unwrap();

@@ -9,12 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use uzswap_tests::{nobody, place_programs, slowness};
+use uzswap_tests::{nobody_in, place_programs, slowness};
 
 /// The budget of a run: less than a history grows by.
 const MEMORY: &str = "32M";
 /// The longest run. Alone, a history takes one or two seconds.
 const PATIENCE: Duration = Duration::from_secs(25);
+
+/// Runs a command in a new namespace of queues.
+const UNSHARE: [&str; 2] = ["unshare", "--ipc"];
 
 /// A way to run a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,19 +38,6 @@ pub struct Transcript {
     pub said: String,
     /// True if pages left memory.
     pub has_left: bool,
-}
-
-/// The command in a new namespace of queues.
-fn in_own_queues(command: &Command) -> Command {
-    let mut unshare = Command::new("unshare");
-    unshare.args(["--ipc", "--"]).arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => unshare.env(name, value),
-            None => unshare.env_remove(name),
-        };
-    }
-    unshare
 }
 
 /// The programs, in a folder that all users may write.
@@ -76,8 +66,8 @@ impl Rig {
         compile("history", &parts, &[]);
         compile("deny", &["deny"], &[]);
         compile("library.so", &["library"], &["-shared", "-fPIC"]);
-        let mut unshare = Command::new("unshare");
-        let tried = unshare.args(["--ipc", "true"]).stderr(Stdio::null()).status();
+        let [program, option] = UNSHARE;
+        let tried = Command::new(program).args([option, "true"]).stderr(Stdio::null()).status();
         let has_own_queues = tried.is_ok_and(|status| status.success());
         Self { folder, cpus: None, has_own_queues }
     }
@@ -97,10 +87,8 @@ impl Rig {
         fs::set_permissions(work.path(), fs::Permissions::from_mode(0o777)).unwrap();
         fs::copy(self.path("library.so"), work.path().join("library.so")).unwrap();
         fs::write(work.path().join("history"), history).unwrap();
-        let mut command = nobody();
-        if self.has_own_queues {
-            command = in_own_queues(&command);
-        }
+        let outer: &[&str] = if self.has_own_queues { &UNSHARE } else { &[] };
+        let mut command = nobody_in(outer);
         if way == Setup::Denied {
             command.arg(self.path("deny"));
         }
